@@ -344,7 +344,7 @@ def _write_page(plan: Plan, path: Path) -> None:
 def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
     """Record a run in the calibration file, and plan again. The run is one of the plan beside its summary; without such
     a file, of this plan."""
-    from kit.cost import predict
+    from kit.cost.estimate import predict
     from kit.emit.extra import with_extra
     from kit.report.what_if import pinned
 

@@ -11,8 +11,3 @@ Its rooms, in the order in which data walks:
     reliability           checkpoints, failures, data reading
     estimate              all of it for one layout, and how far predictions of the kind were off
 """
-
-from kit.cost.estimate import Prediction, predict
-from kit.cost.memory.peak import StageMemory
-
-__all__ = ["Prediction", "StageMemory", "predict"]

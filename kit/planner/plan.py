@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Literal
 
 from kit.cost.estimate import Prediction
-from kit.cost.memory.peak import StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
 from kit.specs.extra import Extra
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout, Pins
+from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 from kit.specs.text import shown
 from kit.specs.validation import Text, stored
 
 SCHEMA_VERSION = 3
-
-__all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
 
 @stored

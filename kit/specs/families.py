@@ -379,9 +379,5 @@ def families_with(optional: str) -> tuple[Family, ...]:
     )
 
 
-WINDOWED: tuple[Family, ...] = families_with("sliding_window")
-"""Families whose attention may have a sliding window."""
-WITH_EXPERTS: tuple[Family, ...] = families_with("num_experts")
-"""Families whose MLPs are mixtures of experts."""
 ENCODER_DECODER: tuple[Family, ...] = families_with("encoder_layers")
 """Families of two stacks: an encoder reads the source, a decoder writes the target and attends to the encoder."""

@@ -7,10 +7,7 @@ from typing import Annotated, Literal
 
 from kit.cached import cached
 from kit.specs.families import (
-    ENCODER_DECODER,
     FAMILIES,
-    WINDOWED,
-    WITH_EXPERTS,
     Activation,
     Biases,
     Family,
@@ -23,17 +20,6 @@ from kit.specs.families import (
 )
 from kit.specs.text import listed, refuse
 from kit.specs.validation import Count, Name, Text, TextMapping, Within, spec
-
-__all__ = [
-    "ENCODER_DECODER",
-    "FAMILIES",
-    "WINDOWED",
-    "WITH_EXPERTS",
-    "Family",
-    "LatentAttention",
-    "ModelSpec",
-    "Traits",
-]
 
 _MOST_LAYERS = 2000
 """The deepest that were ever trained have 1,000 (DeepNet, arXiv 2203.00555); costs are added up layer by layer."""

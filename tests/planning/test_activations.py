@@ -18,9 +18,10 @@ from kit.cost.memory.activations_huggingface import layer_bytes, layer_input
 from kit.cost.workload import Workload
 from kit.engines.huggingface.expert_autocast import cast_experts
 from kit.engines.huggingface.models import hf_config
+from kit.specs.families import FAMILIES, Family, families_with
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
-from kit.specs.model import FAMILIES, WITH_EXPERTS, Family, ModelSpec
+from kit.specs.model import ModelSpec
 from tests.support import saved_tensors
 from tests.support.models import cluster, deepspeed
 from tests.support.models import torch as torch_layout
@@ -55,7 +56,7 @@ def shape(family: Family, num_layers: int, key_value_heads: int) -> ModelSpec:
     """No two widths alike, so that no term can stand in for another."""
     traits = FAMILIES[family]
     own: dict[str, Any] = {"sliding_window": 16} if family == "mistral" else {}
-    if family in WITH_EXPERTS:
+    if family in families_with("num_experts"):
         width = 160 if family in ("mixtral", "gpt_oss") else 48
         own = {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": width}
         own |= {"num_shared_experts": 1} if family == "qwen2_moe" else {}

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from kit.engines.huggingface.models import hf_config
 from kit.specs.catalog import described_names, load_model
-from kit.specs.families import WITH_EXPERTS, Family
+from kit.specs.families import Family, families_with
 from kit.specs.hf_keys import KEYS
 from kit.specs.model import ModelSpec
 from tests.support.models import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
@@ -58,7 +58,7 @@ def test_every_family_computes_with_every_parameter(family: Family) -> None:
 
 def _even(model: ModelSpec) -> ModelSpec:
     """torch's grouped products want rows of a multiple of 16 bytes, and every expert gets a token."""
-    if model.family not in WITH_EXPERTS:
+    if model.family not in families_with("num_experts"):
         return model
     widths = {
         "hidden_size": 16 * model.num_attention_heads, "ffn_hidden_size": 32, "moe_ffn_hidden_size": 32,

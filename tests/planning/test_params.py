@@ -9,7 +9,8 @@ import pytest
 
 from kit.cost.model.params import count
 from kit.specs.catalog import load_model, model_names
-from kit.specs.model import Family, ModelSpec
+from kit.specs.families import Family
+from kit.specs.model import ModelSpec
 from tests.support.models import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
 from tests.support.parameter_shapes import parameter_shapes
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from kit.cost import predict
+from kit.cost.estimate import predict
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import peak_gib
 from kit.cost.memory.states_and_buffers import least_megatron_gib

@@ -8,7 +8,7 @@ from typing import Any
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.families import FAMILIES as family_traits
-from kit.specs.families import WITH_EXPERTS, Family
+from kit.specs.families import Family, families_with
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import LatentAttention, ModelSpec
@@ -39,7 +39,7 @@ def random_model(rng: random.Random, family: Family) -> ModelSpec:
         "rope_theta": 10000.0 if traits.positions == "rope" else None,
         "max_position_embeddings": rng.randint(16, 200),
         "moe_ffn_hidden_size": 0
-        if family not in WITH_EXPERTS
+        if family not in families_with("num_experts")
         else width
         if family in ("mixtral", "gpt_oss", "minimax_m2")
         else rng.randint(8, 300),

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from kit.cost.estimate import Prediction
+from kit.cost.memory.peak import StageMemory
 from kit.cost.reliability import Operation
-from kit.planner.plan import Plan, Prediction, StageMemory
+from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec, GpuSpec
+from kit.specs.families import ENCODER_DECODER, FAMILIES, Family, families_with
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
-from kit.specs.model import ENCODER_DECODER, FAMILIES, WITH_EXPERTS, Family, LatentAttention, ModelSpec
+from kit.specs.model import LatentAttention, ModelSpec
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec, ScheduleSpec
 from tests.support.in_process import kit_main
 
@@ -55,7 +58,7 @@ def model(family: Family = "llama", **changes: Any) -> ModelSpec:
         shape |= {"encoder_layers": 2, "num_key_value_heads": 4, "rope_theta": None, "tied_embeddings": True}
     if family == "t5":
         shape |= {"relative_attention_buckets": 8, "feed_forward_proj": "gated-gelu", "tied_embeddings": False}
-    if family in WITH_EXPERTS:
+    if family in families_with("num_experts"):
         shape |= {
             "num_experts": 4,
             "experts_per_token": 2,

@@ -10,9 +10,9 @@ import torch
 from kit.cost.memory.activations_huggingface import layer_bytes
 from kit.engines.huggingface.models import build_model
 from kit.engines.kernels import tiled_mlp
+from kit.specs.families import FAMILIES
 from kit.specs.job import OptimizerSpec
 from kit.specs.layout import mlp_tiles
-from kit.specs.model import FAMILIES
 from tests.support import saved_tensors, tiny
 from tests.training import cases
 

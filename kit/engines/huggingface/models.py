@@ -24,11 +24,11 @@ from kit.engines.huggingface.text_part import of_text
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError, EngineError, SpecError
-from kit.specs.families import FAMILIES, families_where
+from kit.specs.families import ENCODER_DECODER, FAMILIES, families_where
 from kit.specs.hf_floats import decoded
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
-from kit.specs.model import ENCODER_DECODER, ModelSpec
+from kit.specs.model import ModelSpec
 from kit.specs.text import shown
 
 _DROPOUT = re.compile(r"(dropout|drop|_prob|_pdrop)$")

@@ -45,11 +45,6 @@ FILES = (
 _CHECKS = {engine: tuple(rule.check for rule in rules.values()) for engine, rules in REGISTERED.items()}
 
 
-def rule_names() -> frozenset[str]:
-    """Names of all rules."""
-    return frozenset(name for rules in REGISTERED.values() for name in rules)
-
-
 def violations(workload: Workload) -> tuple[Violation, ...]:
     """Lists every rule that a workload breaks on the engine of its layout."""
     judged = ((name, rule, rule.check(workload)) for name, rule in REGISTERED[workload.layout.engine].items())
@@ -68,4 +63,4 @@ def is_legal(workload: Workload) -> bool:
     return True
 
 
-__all__ = ["FILES", "Violation", "is_legal", "rule_names", "violations"]
+__all__ = ["FILES", "Violation", "is_legal", "violations"]
