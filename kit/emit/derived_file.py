@@ -3,9 +3,10 @@ points those of add-ons, for every run directory and for ``--target``."""
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,10 +45,18 @@ class DerivedFile:
 
 
 def added_files() -> Iterator[DerivedFile]:
-    """The files that installed add-ons have in every run directory."""
+    """The files that installed add-ons have in every run directory. Warns once of one that cannot be imported, whose
+    package was removed without pip."""
     for entry in registered(ADDED).values():
-        with suppress(KitError):  # its package was removed without pip
+        try:
             yield from load(entry)
+        except KitError as error:
+            _warn(str(error))
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def chosen(*settings: tuple[str, object, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import kit.emit.megatron
 from kit.emit.extra import NOT_PREDICTED
@@ -80,8 +80,8 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
     from kit.training.loop import train
 
     rundir, line = counted(with_local_files(rundir))
-    if line and os.environ.get("RANK", "0") == "0":
-        print(line)
+    if line:
+        _say(line)
     resume = _where_to_resume(rundir, arguments.resume)
     _warn_of_random_weights(rundir, resume)
     engine = build_engine(rundir)
@@ -100,36 +100,38 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
         report_error(EngineError(summary.unsaved))
         return UNSAVED_CODE
     if not summary.stopped:
-        _print_next(rundir, summary.loss)
+        _say_next(rundir, summary.loss)
         return 0
-    if os.environ.get("RANK", "0") == "0":
-        where = " on every node" if rundir.plan.cluster.num_nodes > 1 else ""
-        print(
-            f"saved {rundir.path / 'checkpoints' / f'step-{summary.step:08d}'}; to go on{where}:\n"
-            f"kit train {shlex.quote(str(rundir.path))} --resume auto",
-        )
+    where = " on every node" if rundir.plan.cluster.num_nodes > 1 else ""
+    _say(
+        f"saved {rundir.path / 'checkpoints' / f'step-{summary.step:08d}'}; to go on{where}:\n"
+        f"kit train {shlex.quote(str(rundir.path))} --resume auto"
+    )
     return INTERRUPTED_CODE if summary.stopped == Reason.SIGINT.words else STOPPED_CODE
 
 
-def _print_next(rundir: RunDirectory, loss: float | None) -> None:
-    """Print, on rank 0, what the run has made and what to do with it."""
+def _say(text: str, stream: TextIO | None = None) -> None:
+    """Print, on rank 0. ``stream``: None: standard output."""
     if os.environ.get("RANK", "0") == "0":
-        path = shlex.quote(str(rundir.path))
-        end = "" if loss is None else f", loss {loss:.4f}"
-        print(f"trained{end}: the model is in {path}")
-        if rundir.run.model_path is not None:
-            print(f"  kit generate {path} --prompt 'Hello'")
-        print(f"  kit convert model {path} --out {path}-model")
+        print(text, file=stream)
+
+
+def _say_next(rundir: RunDirectory, loss: float | None) -> None:
+    """What the run has made and what to do with it."""
+    path, end = shlex.quote(str(rundir.path)), "" if loss is None else f", loss {loss:.4f}"
+    _say(f"trained{end}: the model is in {path}")
+    if rundir.run.model_path is not None:
+        _say(f"  kit generate {path} --prompt 'Hello'")
+    _say(f"  kit convert model {path} --out {path}-model")
 
 
 def _warn_of_random_weights(rundir: RunDirectory, resume: str | None) -> None:
-    """Print, on rank 0, that fine-tuning begins from random weights: tests want that, people have forgotten the
-    model."""
+    """Say that fine-tuning begins from random weights: tests want that, people have forgotten the model."""
     resumes = resume not in (None, "auto") or (resume and _has_own_checkpoint(rundir))
     objective = rundir.plan.job.objective
-    if objective != "pretrain" and rundir.run.model_path is None and not resumes and os.environ.get("RANK", "0") == "0":
+    if objective != "pretrain" and rundir.run.model_path is None and not resumes:
         said = f"job.objective={objective} without run.model_path: training starts from RANDOM weights"
-        print(f"warning: {said}; to fine-tune a model, give its directory", file=sys.stderr)
+        _say(f"warning: {said}; to fine-tune a model, give its directory", sys.stderr)
 
 
 def _has_own_checkpoint(rundir: RunDirectory) -> bool:
@@ -162,15 +164,14 @@ def _check_world_size(rundir: RunDirectory) -> None:
 
 
 def _announce_nodes(rundir: RunDirectory) -> None:
-    """Print, on rank 0, on how many nodes an elastic run goes on."""
-    if os.environ.get("RANK", "0") == "0":
-        nodes, layout = rundir.plan.cluster.num_nodes, rundir.plan.layout
-        idle = int(os.environ.get("WORLD_SIZE", "1")) * nodes // layout.world_size - nodes
-        spare = f" ({idle} more wait: no layout for {nodes + idle})" if idle else ""
-        print(
-            f"elastic: {nodes} nodes{spare}, dp={layout.dp}, gradient_accumulation_steps="
-            f"{layout.gradient_accumulation_steps}, global_batch_size={layout.global_batch_size}",
-        )
+    """Say on how many nodes an elastic run goes on."""
+    nodes, layout = rundir.plan.cluster.num_nodes, rundir.plan.layout
+    idle = int(os.environ.get("WORLD_SIZE", "1")) * nodes // layout.world_size - nodes
+    spare = f" ({idle} more wait: no layout for {nodes + idle})" if idle else ""
+    _say(
+        f"elastic: {nodes} nodes{spare}, dp={layout.dp}, gradient_accumulation_steps="
+        f"{layout.gradient_accumulation_steps}, global_batch_size={layout.global_batch_size}"
+    )
 
 
 def _announce_edits(rundir: RunDirectory) -> None:
@@ -190,8 +191,8 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
     """Initialise torch.distributed for the plan's device; destroy it at the end, because gloo would abort at exit."""
     versions = check_versions()
     require(versions, check_optimizer(rundir.plan))
-    if versions and os.environ.get("RANK", "0") == "0":
-        print(f"{versions.state}: {versions.said}; {versions.fix}")
+    if versions:
+        _say(f"{versions.state}: {versions.said}; {versions.fix}")
     on_cpu = rundir.plan.cluster.gpu.device == "cpu"
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # deepspeed reads it on its first import

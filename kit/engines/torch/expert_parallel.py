@@ -9,15 +9,13 @@ group.
 
 from __future__ import annotations
 
-import re
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import PreTrainedModel
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 
-from kit.errors import EngineError
+from kit.engines.torch.transformers_plan import styles_of
 
 _DISPATCH, _SHARD = "ep_dispatch_experts", "grouped_gemm"
 
@@ -33,20 +31,8 @@ def spread(model: PreTrainedModel, mesh: DeviceMesh, alone: DeviceMesh) -> list[
     ``alone``: a mesh of one rank, whose tokens no other rank has. Raises EngineError if transformers has no plan for
     the model, or one with other styles.
     """
-    patterns: dict[str, str] = getattr(model.config, "base_model_ep_plan", None) or {}
-    unknown = sorted(set(patterns.values()) - {_DISPATCH, _SHARD})
-    if not patterns or unknown:
-        raise EngineError(
-            f"ep={mesh['ep'].size()} on engine=torch: transformers' plan for {type(model).__name__} "
-            + (f"has {', '.join(unknown)}, which kit does not support" if unknown else "is empty")
-            + "; use engine=megatron, or ep=1"
-        )
-    styles = {
-        re.compile(re.escape(f"{model.base_model_prefix}.{pattern}").replace(r"\*", r"\d+")): style
-        for pattern, style in patterns.items()
-    }
-    named = [name for name, _ in (*model.named_parameters(), *model.named_modules())]
     # A module must come after its parameters: it reads how many experts they have left to this rank.
-    plan = {name: style for name in named for pattern, style in styles.items() if pattern.fullmatch(name)}
+    named = [name for name, _ in (*model.named_parameters(), *model.named_modules())]
+    plan = dict(styles_of(model, "ep", mesh["ep"].size(), (_DISPATCH, _SHARD), named, "engine=megatron"))
     apply_expert_parallelism(model, mesh["ep"], alone, plan, "all_to_all")
     return [model.get_submodule(name) for name, style in plan.items() if style == _DISPATCH]

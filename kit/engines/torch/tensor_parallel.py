@@ -8,15 +8,13 @@ gradients.
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
 
 from kit.engines.huggingface.adapters import ADAPTER
-from kit.errors import EngineError
+from kit.engines.torch.transformers_plan import styles_of
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
@@ -27,24 +25,10 @@ def cut(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     Raises EngineError if transformers has no plan for the model, or if the plan has other styles than column- and
     row-parallel.
     """
-    patterns = getattr(model.config, "base_model_tp_plan", None) or {}
-    unknown = sorted({style for style in patterns.values() if style not in _STYLES})
-    if not patterns or unknown:
-        raise EngineError(
-            f"tp={mesh.size()} on engine=torch: transformers' plan for {type(model).__name__} "
-            + (f"has {', '.join(unknown)}, which kit does not support" if unknown else "is empty")
-            + "; use engine=megatron or deepspeed, or tp=1"
-        )
-    names = {
-        re.compile(re.escape(f"{model.base_model_prefix}.{pattern}").replace(r"\*", r"\d+")): _STYLES[style]
-        for pattern, style in patterns.items()
-    }
+    modules = dict(model.named_modules())
+    styles = styles_of(model, "tp", mesh.size(), _STYLES, modules, "engine=megatron or deepspeed")
     plan = {
-        part: style()
-        for name, module in model.named_modules()
-        for pattern, style in names.items()
-        if pattern.fullmatch(name)
-        for part in _parts(name, module, style)
+        part: _STYLES[style]() for name, style in styles.items() for part in _parts(name, modules[name], _STYLES[style])
     }
     parallelize_module(model, mesh, plan)
 
