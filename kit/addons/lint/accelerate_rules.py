@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from kit.addons.lint import consequence_rules
 from kit.addons.lint.config import Config, removal, setting
 from kit.addons.lint.finding import Finding
+from kit.addons.lint.fix import changed
 from kit.addons.lint.key_rules import unknown_keys
 from kit.addons.lint.known_keys import accelerate_keys, layer_classes
 from kit.addons.lint.rule import Case, Each, Rule, check, table
@@ -228,16 +228,11 @@ DeepSpeedPlugin.__post_init__)."""
 
 def as_deepspeed(config: Config) -> Config:
     """The DeepSpeed configuration that accelerate derives from its YAML. The default stage is 2."""
-    data: dict[str, Any] = {"zero_optimization": {"stage": 2}}
-    for dotted, key in FROM_YAML.items():
-        if config.get(key) not in (None, "none"):
-            *sections, last = dotted.split(".")
-            node = data
-            for section in sections:
-                node = node.setdefault(section, {})
-            node[last] = config.get(key)
+    given = {dotted: config.get(key) for dotted, key in FROM_YAML.items() if config.get(key) not in (None, "none")}
     mixed = config.get("mixed_precision")
-    data |= {mixed: {"enabled": True}} if mixed in ("fp16", "bf16") else {}
+    given |= {f"{mixed}.enabled": True} if mixed in ("fp16", "bf16") else {}
+    changes = tuple((tuple(dotted.split(".")), value) for dotted, value in given.items())
+    data = changed({"zero_optimization": {"stage": 2}}, changes)
     return replace(config, document=replace(config.document, data=data, lines={}), reader="accelerate")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
@@ -97,6 +97,14 @@ class Command:
     def open_ended(self) -> bool:
         """Whether a variable may hold options of the launcher: where the program should be, one may hold both."""
         return self.program.startswith("$") or not self.program
+
+    def says_all(self, switches: Container[str] = ()) -> bool:
+        """Whether no variable can hold further options of the program. ``switches``: options without a value."""
+        for before, word in zip((self.program, *self.words), self.words, strict=False):
+            is_value = before.startswith("--") and "=" not in before and plain_name(before) not in switches
+            if word.startswith("$") and (not is_value or word.startswith(("$@", "$*")) or "[" in word):
+                return False
+        return True
 
     @property
     def in_tasks(self) -> bool:

@@ -4,10 +4,11 @@ cluster."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
-from kit.addons.lint.config import Config, setting
-from kit.addons.lint.described import described, precision
+from kit.addons.lint.config import AUTO, Config, setting
+from kit.addons.lint.described import DEFAULT_SIZES, described, precision
 from kit.addons.lint.finding import Finding, Severity
 from kit.addons.lint.rule import Rule, check
 from kit.cost.estimate import predict
@@ -23,8 +24,9 @@ from kit.units import GIB, to_gib
 
 WORTH_SAYING = 1.1
 """Smallest ratio of step times that is reported; less is within the error of a prediction."""
-DEFAULT_BUCKET = 5e8
-"""DeepSpeed's default bucket size in elements (runtime/zero/config.py)."""
+
+
+_BUCKET = "zero_optimization.reduce_bucket_size"
 
 
 @check(
@@ -38,32 +40,19 @@ DEFAULT_BUCKET = 5e8
 )
 def bucket_memory(config: Config) -> Iterator[Finding]:
     """stage_1_and_2.py allocates the full reduce bucket, and a second one with overlap_comm."""
-    if config.stage not in (1, 2):
-        return
-    key = "zero_optimization.reduce_bucket_size"
-    if config.get(key) == "auto":
-        return
-    elements = config.number(key) or DEFAULT_BUCKET
+    elements = config.number(_BUCKET) or DEFAULT_SIZES["reduce_bucket_size"]
     copies = 2 if config.on("zero_optimization.overlap_comm") else 1
     gib = elements * copies * (4 if precision(config) == "fp32" else 2) / GIB
-    at = key if config.has(key) else "zero_optimization.stage"
-    if config.model is not None and elements > count(config.model).total:
-        yield config.finding(
-            "bucket-memory",
-            "warning",
-            at,
-            f"{copies} bucket(s) of {elements:.0e} elements take {gib:.1f} GiB, more than all gradients of "
-            f"{config.model.name} together",
-            f"use at most {max(1, count(config.model).total // 8):.0e}",
-        )
-    elif gib > 4:
-        yield config.finding(
-            "bucket-memory",
-            "warning",
-            at,
-            f"{copies} bucket(s) of {elements:.0e} elements take {gib:.1f} GiB; links are full with a tenth",
-            "use 5e8 or less",
-        )
+    weights = count(config.model).total if config.model else math.inf
+    why, fix = f"{copies} bucket(s) of {elements:.0e} elements take {gib:.1f} GiB", "use 5e8 or less"
+    if config.model is not None and elements > weights:
+        why += f", more than all gradients of {config.model.name} together"
+        fix = f"use at most {max(1, weights // 8):.0e}"
+    else:
+        why += "; links are full with a tenth"
+    if config.stage in (1, 2) and config.get(_BUCKET) != AUTO and (elements > weights or gib > 4):
+        at = _BUCKET if config.has(_BUCKET) else "zero_optimization.stage"
+        yield config.finding("bucket-memory", "warning", at, why, fix)
 
 
 @check(
@@ -87,17 +76,14 @@ def memory(config: Config) -> Iterator[Finding]:
     model, cluster, layout = work.model, work.cluster, work.layout
     moved = [name for name in ("optimizer", "param") if getattr(layout, f"offload_{name}") != "none"]
     needed, there = host_ram_gib_per_node(work), cluster.host_ram_gib
-    if moved:
+    if moved and there is not None and needed > HOST_SHARE * there:
         pinned = any(config.on(f"zero_optimization.offload_{name}.pin_memory") for name in moved)
-        if there is not None and needed > HOST_SHARE * there:
-            yield config.finding(
-                "host-ram",
-                "error",
-                f"zero_optimization.offload_{moved[0]}",
-                f"needs {needed:.0f} GiB of host memory a node{', pinned and never swapped out' if pinned else ''}, "
-                f"and {cluster.name} has {there:.0f}",
-                "offload to nvme, or use more nodes",
-            )
+        why = (
+            f"needs {needed:.0f} GiB of host memory a node{', pinned and never swapped out' if pinned else ''}, "
+            f"and {cluster.name} has {there:.0f}"
+        )
+        key = f"zero_optimization.offload_{moved[0]}"
+        yield config.finding("host-ram", "error", key, why, "offload to nvme, or use more nodes")
     if config.reader in ("trainer", "accelerate") and layout.zero_stage in (1, 2) and not fits_twice(work):
         # from_pretrained maps the files, and the model goes to the GPU before it is flat.
         each, ranks = 2 * to_gib(unsharded_bytes(work)), layout.world_size // cluster.num_nodes
@@ -227,14 +213,10 @@ def buffer_size(config: Config) -> Iterator[Finding]:
     least, size = least_param_buffer(work.model, work.layout), work.layout.param_buffer_size
     if size is not None and size < least:
         key = "zero_optimization.offload_param.buffer_size"
-        yield config.finding(
-            "buffer-size",
-            "error",
-            key if config.has(key) else "zero_optimization.offload_param",
-            f"a buffer of {size:,} elements; a rank's part of the largest weight of {work.model.name} has {least:,}",
-            f"write {least:,} or more".replace(",", ""),
-            setting(key, least),
-        )
+        at = key if config.has(key) else "zero_optimization.offload_param"
+        largest = f"a rank's part of the largest weight of {work.model.name} has {least:,}"
+        why, fix = f"a buffer of {size:,} elements; {largest}", f"write {least} or more"
+        yield config.finding("buffer-size", "error", at, why, fix, setting(key, least))
 
 
 def _checkpointing(layout: Layout) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from kit.addons.lint.batch_rules import data_parallel_size
-from kit.addons.lint.config import Config, truth
+from kit.addons.lint.config import AUTO, Config, truth
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.cost.workload import Workload
 from kit.specs.job import JobSpec, Precision
@@ -66,11 +66,10 @@ def one_fsdp_unit(config: Config) -> bool:
 def precision(config: Config) -> Precision:
     """Precision of weights and activations."""
     mixed = config.get("mixed_precision")
-    if mixed in ("fp16", "bf16"):
-        return "fp16" if mixed == "fp16" else "bf16"
-    if config.on("fp16.enabled"):
+    if mixed == "fp16" or (mixed != "bf16" and config.on("fp16.enabled")):
         return "fp16"
-    return "bf16" if config.on("bf16.enabled") or config.get("bf16.enabled") == "auto" else "fp32"
+    is_bf16 = mixed == "bf16" or config.on("bf16.enabled") or config.get("bf16.enabled") == AUTO
+    return "bf16" if is_bf16 else "fp32"
 
 
 def _layout(config: Config) -> Layout | str:

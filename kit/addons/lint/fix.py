@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,23 @@ from kit.specs import strict_yaml
 
 def fixed(data: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
     """A copy of the values with the changes of all findings."""
+    return changed(data, [change for finding in findings for change in finding.changes])
+
+
+def changed(data: Mapping[str, Any], changes: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """A copy with these values of keys, or without these keys."""
     result = copy.deepcopy(dict(data))
-    for finding in findings:
-        for path, value in finding.changes:
-            _change(result, path, value)
+    for (*sections, key), value in changes:
+        node = result
+        for section in sections:
+            inner = node[section] if isinstance(node.get(section), dict) else {}
+            if value is not REMOVE:
+                node[section] = inner
+            node = inner
+        if value is REMOVE:
+            node.pop(key, None)
+        else:
+            node[key] = value
     return result
 
 
@@ -33,18 +46,3 @@ def write_fixed(data: Mapping[str, Any], findings: Sequence[Finding], target: Pa
         raise SpecError(f"{target} exists already and is not overwritten; choose another name") from None
     except OSError as error:
         raise SpecError(f"{target} cannot be written: {error.strerror}") from None
-
-
-def _change(node: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    *sections, key = path
-    for section in sections:
-        inner = node.get(section)
-        if not isinstance(inner, dict):
-            if value is REMOVE:
-                return
-            inner = node[section] = {}
-        node = inner
-    if value is REMOVE:
-        node.pop(key, None)
-    else:
-        node[key] = value

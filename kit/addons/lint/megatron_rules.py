@@ -24,18 +24,10 @@ def _is_megatrons(command: Command) -> bool:
     )
 
 
-def _complete(command: Command) -> bool:
-    """Whether no variable can hold further arguments."""
-    pairs = zip((command.program, *command.words), command.words, strict=False)
-    return not any(
-        word.startswith("$") and (before[:2] != "--" or "[" in word or word[1:2] in "@*") for before, word in pairs
-    )
-
-
 def _size(command: Command, name: str) -> int | None:
     """A size of parallelism: 1 unless given; None if a variable holds it."""
     if command.argument(name) is None:
-        return 1 if name not in command.argument_names and _complete(command) else None
+        return 1 if name not in command.argument_names and command.says_all() else None
     return number(command.argument(name))
 
 

@@ -203,13 +203,8 @@ def _complete(command: Command) -> bool:
     none of TRL's, whose defaults are others."""
     if "trl" in command.program.split("/") or command.argument("config") is not None:
         return False
-    defaults = trainer_arguments().defaults
-    for before, word in zip(("", *command.words), command.words, strict=False):
-        name = plain_name(before)
-        is_value = before.startswith("--") and "=" not in before and not isinstance(defaults.get(name), bool)
-        if word.startswith("$") and (not is_value or word.startswith(("$@", "$*")) or "[" in word):
-            return False
-    return True
+    switches = {name for name, value in trainer_arguments().defaults.items() if isinstance(value, bool)}
+    return command.says_all(switches)
 
 
 @check(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kit.addons.doctor.logs import flight_recorder, waits
 from kit.addons.doctor.logs.across_ranks import IN_ONE_ORDER, refined
@@ -49,7 +48,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     fixes = {cause.cause: cause.fix for cause in told}
     lines = [replace(cause, fix=fixes.get(cause.cause, cause.fix)) for cause in framed]
     causes = _merged([*seen, *told, *lines, *scan.curves.causes()])
-    first = scan.first_failed[0].rank if scan.first_failed else None
+    first = scan.first_rank
     causes = sorted(
         [*causes, *exceptions],
         key=lambda cause: (
@@ -70,29 +69,26 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     )
 
 
-def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cause]:
-    """The collective at which the ranks diverged, from the flight records of all ranks."""
-    parted = flight_recorder.missing_rank(recorded)
+def _recorded(recorded: waits.Records) -> list[Cause]:
+    """The collective at which the ranks parted, from the flight records of all ranks."""
+    parted = flight_recorder.parting(recorded)
     if parted is None:
         return []
     name = "mismatched-collectives" if parted.differ else "collective-timeout"
     pattern = next(pattern for pattern in PATTERNS if pattern.cause == name)
-    fix = pattern.fix
+    ranks = tuple(rank for rank, _ in parted.differ) or parted.came
     if parted.each_other:
-        ranks, fix = parted.came, IN_ONE_ORDER
         meaning = f"ranks {', '.join(map(str, ranks))} wait for each other: {'; '.join(map(str, parted.each_other))}"
     elif parted.differ:
-        ranks = tuple(rank for rank, _ in parted.differ)
         others = "; ".join(f"rank {rank} called {called}" for rank, called in parted.differ)
         meaning = f"{pattern.meaning}: at {parted.what}, {others}"
     else:
-        ranks = parted.came
         meaning = f"{pattern.meaning}: rank {', '.join(map(str, parted.missing))} did not come to {parted.what}"
     return [
         Cause(
             cause=name,
             meaning=meaning,
-            fix=fix,
+            fix=IN_ONE_ORDER if parted.each_other else pattern.fix,
             ranks=ranks,
             place=parted.file,
             evidence=f"flight record: {len(recorded)} ranks",
@@ -103,7 +99,7 @@ def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cau
 
 def _exceptions(scan: Scan) -> list[Cause]:
     """Exceptions that match no pattern; the rank that failed first, by the launcher's report, comes first."""
-    first = scan.first_failed[0].rank if scan.first_failed else None
+    first = scan.first_rank
     named = {(cause.place, cause.ranks) for cause in scan.causes}
     groups: dict[tuple[str, str], list[tuple[Traceback, Line]]] = defaultdict(list)
     for raised, line in scan.exceptions:
@@ -173,13 +169,14 @@ def _merged(causes: Sequence[Cause]) -> list[Cause]:
     groups: dict[tuple[str, str], list[Cause]] = defaultdict(list)
     for cause in causes:
         groups[cause.cause, cause.fix].append(cause)
-    merged = []
-    for group in groups.values():
-        first = group[0]
-        ranks = tuple(sorted({rank for cause in group for rank in cause.ranks}))
-        gpus = tuple(dict.fromkeys(gpu for cause in group for gpu in cause.gpus))
-        phases = dict.fromkeys(cause.phase for cause in group if cause.phase)
-        steps = [cause.step for cause in group if cause.step is not None]
-        phase = " and ".join(phases) or None
-        merged.append(replace(first, ranks=ranks, gpus=gpus, phase=phase, step=min(steps, default=None)))
+    merged = [
+        replace(
+            group[0],
+            ranks=tuple(sorted({rank for cause in group for rank in cause.ranks})),
+            gpus=tuple(dict.fromkeys(gpu for cause in group for gpu in cause.gpus)),
+            phase=" and ".join(dict.fromkeys(cause.phase for cause in group if cause.phase)) or None,
+            step=min((cause.step for cause in group if cause.step is not None), default=None),
+        )
+        for group in groups.values()
+    ]
     return sorted(merged, key=lambda cause: -cause.weight)

@@ -24,27 +24,21 @@ LARGEST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class MissingRank:
-    """A collective that some ranks of its group never called, or called with other arguments."""
+class Parting:
+    """A call that some ranks of its group never made, or made with other arguments."""
 
-    group: str
-    number: int
-    """Collectives of a group are counted from 1."""
-    name: str
-    sizes: str
+    what: str
+    """The call: its name, its number in the group (from 1), the group, the sizes."""
     came: tuple[int, ...]
     missing: tuple[int, ...]
     """Ranks whose last collective of the group is the earliest."""
-    differ: tuple[tuple[int, str], ...]
-    """(rank, the collective that it called instead)."""
     file: str
+    created_ns: int
+    """When the first rank made it."""
+    differ: tuple[tuple[int, str], ...] = ()
+    """(rank, the collective that it called instead)."""
     each_other: tuple[waits.Wait, ...] = ()
     """Sends or receives of ranks that wait for each other."""
-
-    @property
-    def what(self) -> str:
-        """Text for people."""
-        return f"{self.name} number {self.number} of group {self.group}, sizes {self.sizes}"
 
 
 class _Plain(pickle.Unpickler):
@@ -63,7 +57,7 @@ def is_record(path: Path) -> bool:
         return False
 
 
-def records(paths: Iterable[Path]) -> dict[int, tuple[str, Mapping[str, Any]]]:
+def records(paths: Iterable[Path]) -> waits.Records:
     """Rank → (file, record) of every flight record in these files and directories; other files are skipped."""
     found: dict[int, tuple[str, Mapping[str, Any]]] = {}
     for path in paths:
@@ -81,99 +75,95 @@ def records(paths: Iterable[Path]) -> dict[int, tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def missing_rank(found: Mapping[int, tuple[str, Mapping[str, Any]]]) -> MissingRank | None:
-    """The earliest collective at which the ranks diverged; None if the records agree.
-
-    The members of a group are those in the record's own list, or else the ranks that called a collective of the group.
-    """
-    calls: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
-    members: dict[str, set[int]] = defaultdict(set)
+def parting(found: waits.Records) -> Parting | None:
+    """The earliest collective at which the ranks parted; None if the records agree."""
     between_two = waits.of_records(found)
     blocked = waits.unanswered(between_two)
     if ring := waits.each_other(blocked):
-        return _of_wait(min(ring, key=lambda wait: wait.created_ns), tuple(wait.rank for wait in ring), (), found, ring)
+        return _of_wait(min(ring, key=lambda wait: wait.created_ns), found, tuple(wait.rank for wait in ring), (), ring)
+    calls, members = _groups(found)
+    parted = [p for group in sorted(calls) if (p := _parted(group, calls[group], members[group], found)) is not None]
+    if parted:
+        return min(parted, key=lambda each: each.created_ns)
+    stayed_away = [wait for wait in blocked.values() if wait.peer in found and wait.peer not in between_two]
+    wait = min(stayed_away, key=lambda wait: wait.created_ns, default=None)
+    return None if wait is None else _of_wait(wait, found, (wait.rank,), (wait.peer,))
+
+
+Calls = Mapping[int, Mapping[int, Mapping[str, Any]]]
+"""Rank → number of a collective → its entry; of one group."""
+
+
+def _groups(found: waits.Records) -> tuple[Mapping[str, Calls], Mapping[str, set[int]]]:
+    """Group → its calls, and its members: those in the record's own list, or else the ranks that called a collective of
+    the group."""
+    calls: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    members: dict[str, set[int]] = defaultdict(set)
     for rank, (_, data) in found.items():
         for entry in data["entries"]:
-            if entry.get("is_p2p"):
-                continue
-            group = str(entry["process_group"][0])
-            calls[group][rank][int(entry["collective_seq_id"])] = entry
-            members[group].add(rank)
+            if not entry.get("is_p2p"):
+                group = str(entry["process_group"][0])
+                calls[group][rank][int(entry["collective_seq_id"])] = entry
+                members[group].add(rank)
         for name, config in data.get("pg_config", {}).items():
             members[str(name)] |= {int(word) for word in re.findall(r"\d+", str(config.get("ranks", "")))} & set(found)
     if "0" in members:
         members["0"] |= set(found)  # the default group
-    parted = [m for group in sorted(calls) if (m := _parted(group, calls[group], members[group], found)) is not None]
-    if parted:
-        return min(parted, key=_when(calls))
-    stayed_away = [wait for wait in blocked.values() if wait.peer in found and wait.peer not in between_two]
-    wait = min(stayed_away, key=lambda wait: wait.created_ns, default=None)
-    return None if wait is None else _of_wait(wait, (wait.rank,), (wait.peer,), found)
+    return calls, members
 
 
 def _of_wait(
     wait: waits.Wait,
+    found: waits.Records,
     came: tuple[int, ...],
     missing: tuple[int, ...],
-    found: waits.Records,
     ring: tuple[waits.Wait, ...] = (),
-) -> MissingRank:
-    return MissingRank(wait.group, wait.number, wait.call, wait.sizes, came, missing, (), found[wait.rank][0], ring)
+) -> Parting:
+    what = f"{wait.call} number {wait.number} of group {wait.group}, sizes {wait.sizes}"
+    return Parting(what, came, missing, found[wait.rank][0], wait.created_ns, each_other=ring)
 
 
-def _parted(
-    group: str,
-    calls: Mapping[int, Mapping[int, Mapping[str, Any]]],
-    members: set[int],
-    found: Mapping[int, tuple[str, Mapping[str, Any]]],
-) -> MissingRank | None:
+def _parted(group: str, calls: Calls, members: set[int], found: waits.Records) -> Parting | None:
+    """The first collective of a group that is not the same on all of its ranks, or that some did not reach."""
+
+    def at(number: int) -> dict[int, Mapping[str, Any]]:
+        return {rank: calls[rank][number] for rank in sorted(calls) if number in calls[rank]}
+
     last = {rank: max(calls.get(rank, {}), default=0) for rank in members}
     first, furthest = min(last.values()), max(last.values())
     oldest = min(map(min, calls.values()), default=1)  # a ring buffer forgets, each rank its own
-    for number in range(oldest, min(first, furthest) + 1):
-        here = {rank: _signature(calls[rank][number]) for rank in members if number in calls.get(rank, {})}
-        if len(set(here.values())) > 1:
-            usual = Counter(here.values()).most_common(1)[0][0]
-            differ = tuple(sorted((rank, signature) for rank, signature in here.items() if signature != usual))
-            came = tuple(sorted(rank for rank, signature in here.items() if signature == usual))
-            return _missing_rank(group, number, calls[came[0]][number], came, (), differ, found)
-    if first == furthest:
+    for number in range(oldest, first + 1):
+        signatures = {rank: _signature(entry) for rank, entry in at(number).items()}
+        if len(set(signatures.values())) > 1:
+            usual = Counter(signatures.values()).most_common(1)[0][0]
+            differ = tuple((rank, signature) for rank, signature in signatures.items() if signature != usual)
+            came = tuple(rank for rank, signature in signatures.items() if signature == usual)
+            return _of_call(group, number, at(number), found, came, (), differ)
+    if first == furthest or not at(first + 1):
         return None
-    number = first + 1
-    came = tuple(sorted(rank for rank in members if last[rank] >= number))
+    came = tuple(sorted(rank for rank in members if last[rank] > first))
     missing = tuple(sorted(rank for rank in members if last[rank] == first))
-    entry = next((calls[rank][number] for rank in came if number in calls[rank]), None)
-    return None if entry is None else _missing_rank(group, number, entry, came, missing, (), found)
+    return _of_call(group, first + 1, at(first + 1), found, came, missing)
 
 
-def _missing_rank(
+def _of_call(
     group: str,
     number: int,
-    entry: Mapping[str, Any],
+    here: Mapping[int, Mapping[str, Any]],
+    found: waits.Records,
     came: tuple[int, ...],
     missing: tuple[int, ...],
-    differ: tuple[tuple[int, str], ...],
-    found: Mapping[int, tuple[str, Mapping[str, Any]]],
-) -> MissingRank:
+    differ: tuple[tuple[int, str], ...] = (),
+) -> Parting:
+    """``here``: rank → its entry of this number, where it did not forget it."""
+    entry = next(here[rank] for rank in came if rank in here)
     described = str(entry["process_group"][1])
     name = group if described in ("", "undefined") else f"{group} ({described})"
-    call = str(entry["profiling_name"]).split(":")[-1]
-    return MissingRank(name, number, call, str(entry["input_sizes"]), came, missing, differ, found[came[0]][0])
+    what = f"{waits.name_of(entry)} number {number} of group {name}, sizes {entry['input_sizes']}"
+    return Parting(what, came, missing, found[came[0]][0], min(map(waits.created, here.values())), differ)
 
 
 def _signature(entry: Mapping[str, Any]) -> str:
     """The parts of a call that must be equal on all ranks. Without a gather's outputs and a scatter's inputs, which may
     exist on one rank only."""
-    call = str(entry["profiling_name"]).split(":")[-1]
-    return f"{call} of {entry['input_sizes']} {','.join(entry.get('input_dtypes', []))}".strip()
-
-
-def _when(calls: Mapping[str, Mapping[int, Mapping[int, Mapping[str, Any]]]]) -> Any:
-    """Sort key: the time at which the first rank issued the call that others did not."""
-
-    def created(parting: MissingRank) -> int:
-        group = parting.group.split(" ")[0]
-        times = [own[parting.number]["time_created_ns"] for own in calls[group].values() if parting.number in own]
-        return int(min(times, default=0))
-
-    return created
+    return f"{waits.name_of(entry)} of {entry['input_sizes']} {','.join(entry.get('input_dtypes', []))}".strip()

@@ -76,6 +76,11 @@ class Scan:
         with a rank."""
         return min(self.failed, key=lambda each: (each[0].time or "~", each[0].rank is None), default=None)
 
+    @property
+    def first_rank(self) -> int | None:
+        """Rank of that process."""
+        return self.first_failed[0].rank if self.first_failed else None
+
     def read(self, path: Path) -> None:
         """Add one log."""
         found: list[Cause] = []

@@ -20,6 +20,7 @@ _GLOO = re.compile(r"for (recv|send) operation")
 _C10D = re.compile(r"distributed_c10d\.py:\d+ in (\w+)")
 _PEERS = re.compile(r"(?P<call>send|recv) (?P<rank>\d+)(?:->|<-)(?P<peer>\d+)")
 Records = Mapping[int, tuple[str, Mapping[str, Any]]]
+"""Rank → (file, record)."""
 
 
 def named(match: re.Match[str]) -> str:
@@ -66,7 +67,7 @@ def of_records(found: Records) -> dict[int, tuple[Wait, ...]]:
     """
     waits: dict[int, tuple[Wait, ...]] = {}
     for rank, (_, data) in found.items():
-        entries = sorted(data["entries"], key=_created)
+        entries = sorted(data["entries"], key=created)
         ended = {_batch(entry) for entry in entries if _ended(entry) and entry["profiling_name"].endswith("coalesced")}
         left: dict[tuple[str, int, int], list[Wait]] = defaultdict(list)
         for entry in entries:
@@ -89,7 +90,7 @@ def _wait(rank: int, match: re.Match[str], entry: Mapping[str, Any], groups: Map
         group=f"{entry['process_group'][0]} ({entry['process_group'][1]})",
         number=_batch(entry)[1],
         sizes=str(entry["input_sizes"] or entry.get("output_sizes")),
-        created_ns=_created(entry),
+        created_ns=created(entry),
     )
 
 
@@ -126,14 +127,20 @@ def each_other(blocked: Mapping[int, Wait]) -> tuple[Wait, ...]:
 
 def last_calls(found: Records) -> dict[int, str]:
     """Rank → the last call in its flight record."""
-    last = {rank: max(data["entries"], key=_created, default=None) for rank, (_, data) in found.items()}
+    last = {rank: max(data["entries"], key=created, default=None) for rank, (_, data) in found.items()}
     return {
-        rank: f"{str(entry['profiling_name']).split(':')[-1]} number {_batch(entry)[1 if entry.get('is_p2p') else 2]} "
+        rank: f"{name_of(entry)} number {_batch(entry)[1 if entry.get('is_p2p') else 2]} "
         f"of group {entry['process_group'][0]}"
         for rank, entry in last.items()
         if entry is not None
     }
 
 
-def _created(entry: Mapping[str, Any]) -> int:
+def name_of(entry: Mapping[str, Any]) -> str:
+    """``nccl:all_reduce`` is all_reduce."""
+    return str(entry["profiling_name"]).split(":")[-1]
+
+
+def created(entry: Mapping[str, Any]) -> int:
+    """Nanoseconds of the clock; 0 where the record has none."""
     return int(entry.get("time_created_ns") or 0)

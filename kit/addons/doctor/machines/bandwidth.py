@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.addons.doctor.machines.remote import LIMIT_S, Place, run
+from kit.addons.doctor.machines.remote import LIMIT_S, Place, last_line, run
 from kit.cost.estimate import predict
 from kit.cost.hardware import shared
 from kit.cost.workload import Workload
@@ -21,6 +21,7 @@ from kit.planner.plan import Plan
 from kit.preflight.check_result import HERE, CheckResult, failure, ok, skipped, warning
 from kit.specs.cluster import ClusterSpec
 
+MEASUREMENTS = "kit.addons.doctor.machines.measurements"
 COLLECTIVE_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
 COLLECTIVE_S = 1.0
 COLLECTIVES_LIMIT_S = 150
@@ -53,31 +54,16 @@ def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[s
     if world == 1:
         return {}
     first = "127.0.0.1" if places[0].host == HERE else places[0].host
+    words = ["-m", MEASUREMENTS, "collectives", str(COLLECTIVE_BYTES[device]), str(COLLECTIVE_S)]
+    shared_by_all = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": per_node, "MASTER_ADDR": first, "MASTER_PORT": port}
     processes = []
     for node, place in enumerate(places):
         interface = "lo" if place.host == HERE else _interface(place, first)
+        of_node = shared_by_all | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
         for local in range(per_node):
-            environment = {
-                "RANK": str(node * per_node + local),
-                "LOCAL_RANK": str(local),
-                "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(per_node),
-                "MASTER_ADDR": first,
-                "MASTER_PORT": str(port),
-                **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
-            }
-            words = [
-                "-m",
-                "kit.addons.doctor.machines.measurements",
-                "collectives",
-                str(COLLECTIVE_BYTES[device]),
-                str(COLLECTIVE_S),
-            ]
-            processes.append(
-                subprocess.Popen(
-                    place.words(words, environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                )
-            )
+            given = of_node | {"RANK": node * per_node + local, "LOCAL_RANK": local}
+            command = place.words(words, {name: str(value) for name, value in given.items()})
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
         outputs = [process.communicate(timeout=COLLECTIVES_LIMIT_S) for process in processes]
     finally:
@@ -85,7 +71,7 @@ def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[s
             process.kill()
     for process, (_, told) in zip(processes, outputs, strict=True):
         if process.returncode != 0:
-            raise OSError((told.strip().splitlines() or ["no word"])[-1])
+            raise OSError(last_line(told, "no word"))
     speeds: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
     return speeds
 
@@ -98,18 +84,15 @@ def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[CheckResult]:
         _judged_link(speeds, plan, "fabric-bandwidth", "between", "inter_node_gbytes_per_s", rates.inter_node_link),
     ]
     copies = {name: speeds[name] for name in ("host_to_device", "device_to_host") if name in speeds}
-    if copies:
-        said = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in copies.items()) + " GB/s"
-        if plan is None:
-            found.append(ok("host-copy", said))
-        else:
-            assumed = plan.cluster.gpu.pcie_gbytes_per_s * shared().host_link
-            gpu = dataclasses.replace(plan.cluster.gpu, pcie_gbytes_per_s=min(copies.values()) / shared().host_link)
-            changed = dataclasses.replace(plan.cluster, gpu=gpu)
-            found.append(_slowdown("host-copy", f"{said}; the plan assumed {assumed:.1f}", plan, changed))
-    else:
-        found.append(skipped("host-copy", "no GPU to copy to: memory of the host is all there is"))
-    return found
+    said = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in copies.items()) + " GB/s"
+    if not copies:
+        return [*found, skipped("host-copy", "no GPU to copy to: memory of the host is all there is")]
+    if plan is None:
+        return [*found, ok("host-copy", said)]
+    gpu = plan.cluster.gpu
+    slower = dataclasses.replace(gpu, pcie_gbytes_per_s=min(copies.values()) / rates.host_link)
+    said = f"{said}; the plan assumed {gpu.pcie_gbytes_per_s * rates.host_link:.1f}"
+    return [*found, _slowdown("host-copy", said, plan, dataclasses.replace(plan.cluster, gpu=slower))]
 
 
 def _judged_link(
@@ -122,10 +105,9 @@ def _judged_link(
     said = ", ".join(f"{name.removesuffix('_' + where)} {value:.2f} GB/s" for name, value in measured.items())
     if plan is None:
         return ok(check, f"{said} (no plan to compare with)")
-    assumed = getattr(plan.cluster, field) * efficiency
     reached: Any = {field: min(measured.values()) / efficiency}
-    changed = dataclasses.replace(plan.cluster, **reached)
-    return _slowdown(check, f"{said}; the plan assumed {assumed:.2f}", plan, changed)
+    said = f"{said}; the plan assumed {getattr(plan.cluster, field) * efficiency:.2f}"
+    return _slowdown(check, said, plan, dataclasses.replace(plan.cluster, **reached))
 
 
 def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
@@ -135,14 +117,13 @@ def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
     path = rundir.run.nvme_path if swaps and rundir.run.nvme_path else str(rundir.path)
     check = "nvme" if swaps else "disk-speed"
     try:
-        done = run(place, ["-m", "kit.addons.doctor.machines.measurements", "disk", path, str(DISK_BYTES)])
+        done = run(place, ["-m", MEASUREMENTS, "disk", path, str(DISK_BYTES)])
     except subprocess.TimeoutExpired:
         return warning(check, f"{path}: half a GiB took more than {LIMIT_S} s", "look at the disk", place.host)
     if done.returncode != 0:
-        told = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        if swaps:
-            return failure(check, f"{path}: {told}", "a directory on a disk of the node's own", place.host)
-        return skipped(check, f"{path}: {told}", place.host)
+        said = f"{path}: {last_line(done.stderr, 'no word')}"
+        fix = "a directory on a disk of the node's own"
+        return failure(check, said, fix, place.host) if swaps else skipped(check, said, place.host)
     return judged_disk(json.loads(done.stdout.splitlines()[-1]), plan, place.host)
 
 

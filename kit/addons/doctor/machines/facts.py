@@ -198,12 +198,10 @@ def _writable(path: Path) -> dict[str, Any]:
 
 
 def _port_is_free(port: int) -> bool:
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind(("", port))
-        except OSError:
-            return False
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        return False
     return True
 
 
@@ -238,14 +236,10 @@ def dcgm_problems(text: str) -> list[dict[str, Any]]:
 
 
 def _tests(node: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(node, dict):
-        if isinstance(node.get("results"), list) and "name" in node:
-            yield node
-        else:
-            for inner in node.values():
-                yield from _tests(inner)
-    elif isinstance(node, list):
-        for inner in node:
+    if isinstance(node, dict) and isinstance(node.get("results"), list) and "name" in node:
+        yield node
+    elif isinstance(node, dict | list):
+        for inner in node.values() if isinstance(node, dict) else node:
             yield from _tests(inner)
 
 
@@ -253,15 +247,17 @@ def _problem(test: dict[str, Any], result: dict[str, Any]) -> dict[str, Any] | N
     status = str(result.get("status", "")).lower()
     if not status.startswith(("fail", "warn", "error")):
         return None
-    said, severities = [], []
     told = result.get("warnings") or result.get("info") or "no reason given"
-    for warning in told if isinstance(told, list) else [told]:
-        said.append(str(warning.get("warning", warning) if isinstance(warning, dict) else warning))
-        severities.append(warning.get("error_severity") if isinstance(warning, dict) else None)
-    a_setting = bool(severities) and all(severity == _A_SETTING for severity in severities)
-    gpu = str(result.get("gpu_ids", result.get("entity_id", "")))
-    failed = not status.startswith("warn") and not a_setting
-    return {"test": str(test["name"]), "gpu": gpu, "failed": failed, "said": "; ".join(said)[:300]}
+    warnings = [
+        each if isinstance(each, dict) else {"warning": each} for each in (told if isinstance(told, list) else [told])
+    ]
+    is_setting = all(each.get("error_severity") == _A_SETTING for each in warnings)
+    return {
+        "test": str(test["name"]),
+        "gpu": str(result.get("gpu_ids", result.get("entity_id", ""))),
+        "failed": not status.startswith("warn") and not is_setting,
+        "said": "; ".join(str(each.get("warning", each)) for each in warnings)[:300],
+    }
 
 
 if __name__ == "__main__":

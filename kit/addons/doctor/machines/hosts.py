@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,22 +173,17 @@ def _odd_ones_out(
     check: str, key: str, values: Mapping[str, Any], state: State, show: bool = True
 ) -> list[CheckResult]:
     """A result for the hosts that differ from the majority."""
-    counts = Counter(repr(value) for value in values.values())
-    if len(counts) <= 1:
-        return []
-    usual = counts.most_common(1)[0][0]
-    odd: dict[str, list[str]] = {}
+    hosts: dict[str, list[str]] = defaultdict(list)
     for host, value in values.items():
-        if repr(value) != usual:
-            odd.setdefault(repr(value), []).append(host)
-    told = next(host for host, value in values.items() if repr(value) == usual)
+        hosts[repr(value)].append(host)
+    usual = max(hosts, key=lambda value: len(hosts[value]), default="")
+    same = "the same environment on all nodes" if show else "copy again, or look at a stale mount; the others disagree"
     found = []
-    for value, hosts in odd.items():
-        said = f"{key} {_words(value)}, {_words(usual)} on {told}" if show else f"{key} differs from that on {told}"
-        fix = (
-            "the same environment on all nodes" if show else "copy again, or look at a stale mount; the others disagree"
-        )
-        found.append(CheckResult(check, state, tuple(hosts), said, fix))
+    for value, odd in hosts.items():
+        if value != usual:
+            told = hosts[usual][0]
+            said = f"{key} {_words(value)}, {_words(usual)} on {told}" if show else f"{key} differs from that on {told}"
+            found.append(CheckResult(check, state, tuple(odd), said, same))
     return found
 
 

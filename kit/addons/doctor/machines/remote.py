@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -36,11 +37,8 @@ class Place:
         given = dict(environment or {})
         if path := os.environ.get("PYTHONPATH"):
             given.setdefault("PYTHONPATH", os.path.abspath(path) if os.pathsep not in path else path)
-        own = [sys.executable, *arguments]
-        if self.host == HERE:
-            return ["env", *(f"{name}={value}" for name, value in given.items()), *own]
-        command = " ".join(shlex.quote(word) for word in ["env", *(f"{k}={v}" for k, v in given.items()), *own])
-        return [*SSH, self.host, command]
+        words = ["env", *(f"{name}={value}" for name, value in given.items()), sys.executable, *arguments]
+        return words if self.host == HERE else [*SSH, self.host, shlex.join(words)]
 
 
 def read_hostfile(path: Path) -> list[str]:
@@ -75,7 +73,7 @@ def all_facts(
         return facts
 
     answers = dict(zip((place.host for place in places), at_once(ask, places), strict=True))
-    facts = {host: answer for host, answer in answers.items() if not isinstance(answer, CheckResult)}
+    facts = {host: answer for host, answer in answers.items() if isinstance(answer, dict)}
     return facts, [answer for answer in answers.values() if isinstance(answer, CheckResult)]
 
 
@@ -89,8 +87,7 @@ def clock_skews(places: Sequence[Place]) -> dict[str, float]:
         if done.returncode != 0:
             return 0.0
         skew = float(done.stdout.split()[-1]) - (before + after) / 2
-        surely = max(0.0, abs(skew) - (after - before) / 2)
-        return surely if skew > 0 else -surely
+        return math.copysign(max(0.0, abs(skew) - (after - before) / 2), skew)
 
     return dict(zip((place.host for place in places), at_once(ask, places), strict=True))
 
@@ -137,10 +134,18 @@ def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
 
 
 def _why(host: str, done: subprocess.CompletedProcess[str]) -> CheckResult:
-    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    last = lines[-1].strip()[:160]
+    last = last_line(done.stderr, f"exit code {done.returncode}")[:160]
     if done.returncode == 255:
         return failure("ssh", last, "ssh to it by hand once: name, known hosts, key (ssh-copy-id); then again", host)
-    if "No module named" in last or "No such file" in last:
-        return failure("environment", last, "the same interpreter and kit at the same path on every node", host)
-    return failure("environment", last, "run kit doctor there by hand", host)
+    is_elsewhere = "No module named" in last or "No such file" in last
+    fix = (
+        "the same interpreter and kit at the same path on every node"
+        if is_elsewhere
+        else "run kit doctor there by hand"
+    )
+    return failure("environment", last, fix, host)
+
+
+def last_line(told: str, otherwise: str) -> str:
+    """The last line of what a program printed, which names its error."""
+    return (told.strip().splitlines() or [otherwise])[-1].strip()
