@@ -190,13 +190,11 @@ _TELLING = {
 
 def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
     """The kind of a file, by its keys (misspelt keys count too); None if most keys are unknown."""
-    known = {
-        "accelerate": set(accelerate_keys().tree),
-        "recipe": {"model", "cluster", "job", "run", "layout", "extends"},
-    }
+    known = {"accelerate": {*accelerate_keys().tree}}
     if suffix == ".json":
-        keys = deepspeed_keys()
-        known = {"deepspeed": {*keys.tree, *keys.removed, "bfloat16"}, "accelerate": known["accelerate"]}
+        known = {"deepspeed": {*deepspeed_keys().tree, *deepspeed_keys().removed, "bfloat16"}, **known}
+    else:
+        known["recipe"] = {"model", "cluster", "job", "run", "layout", "extends"}
     names = [str(key) for key in data][:200]
     shares = {
         kind: sum(bool(difflib.get_close_matches(name, words, 1, 0.8)) for name in names) / max(1, len(names))

@@ -34,11 +34,10 @@ DECIDED_BY_FILE = (
 @check("accelerate")
 def accelerate_unknown_key(config: Config) -> Iterator[Finding]:
     """accelerate refuses an unknown key at the top level and ignores it inside a section."""
-    prefixes = {"fsdp_config": "fsdp_"}
     for finding in unknown_keys(config, accelerate_keys(), "unknown-key"):
         section, _, key = finding.key.rpartition(".")
-        known = accelerate_keys().inside((section,)) or {}
-        if prefixes.get(section, "?") + key not in known:  # launch.py adds the prefix itself
+        is_prefixed = section == "fsdp_config" and f"fsdp_{key}" in (accelerate_keys().inside((section,)) or {})
+        if not is_prefixed:  # launch.py adds the prefix itself
             yield finding
 
 

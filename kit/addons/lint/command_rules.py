@@ -48,9 +48,9 @@ def _rank(command: Command) -> int:
 
 def processes(command: Command) -> int | None:
     """Number of processes on all nodes; None if the line has variables in place of numbers."""
-    launcher = next((launcher for launcher in LAUNCHERS if launcher.name == command.launcher), None)
-    if launcher is None:
-        return 1  # plain python
+    if command.launcher == "python":
+        return 1
+    launcher = next(launcher for launcher in LAUNCHERS if launcher.name == command.launcher)
     each = number(command.value(launcher.processes))
     return None if each is None else each * (nodes(command) if launcher.per_node else 1)
 

@@ -37,20 +37,15 @@ def pod_scripts(data: Mapping[str, Any]) -> Iterator[PodScript]:
 
 
 def _found(node: Any, nodes: int, kubeflow: bool, depth: int) -> Iterator[PodScript]:
-    if depth > _DEEPEST:
-        return
-    if isinstance(node, list):
-        for each in node:
-            yield from _found(each, nodes, kubeflow, depth + 1)
-    if not isinstance(node, dict):
-        return
-    if not kubeflow and isinstance(node.get("numNodes"), int):
-        nodes, kubeflow = node["numNodes"], True
-    elif not kubeflow:
-        nodes *= max(_count(node, "replicas"), _count(node, "completions"), _count(node, "parallelism"))
-    if isinstance(node.get("command"), list) or isinstance(node.get("args"), list):
-        yield _script(node, nodes, kubeflow)
-    for each in node.values():
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    if isinstance(node, dict):
+        if not kubeflow and isinstance(node.get("numNodes"), int):
+            nodes, kubeflow = node["numNodes"], True
+        elif not kubeflow:
+            nodes *= max(_count(node, "replicas"), _count(node, "completions"), _count(node, "parallelism"))
+        if isinstance(node.get("command"), list) or isinstance(node.get("args"), list):
+            yield _script(node, nodes, kubeflow)
+    for each in inner if depth < _DEEPEST else ():
         yield from _found(each, nodes, kubeflow, depth + 1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kit.addons.lint.command_rules import processes
 from kit.addons.lint.commands import Command, number
 from kit.addons.lint.rule import Case, Rule, table
@@ -34,12 +36,8 @@ def _size(command: Command, name: str) -> int | None:
 def _model_parallel(command: Command) -> int | None:
     """Ranks that share a model (arguments.py, validate_args, total_model_size)."""
     sizes = [_size(command, f"{kind}_parallel_size") for kind in ("tensor_model", "pipeline_model", "context")]
-    total = 1
-    for size in sizes:
-        if not size:
-            return None
-        total *= size
-    return total
+    known = [size for size in sizes if size]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _data_parallel(command: Command) -> int | None:
@@ -49,11 +47,8 @@ def _data_parallel(command: Command) -> int | None:
 
 def _rest(command: Command, whole: str, *parts: int | None) -> bool:
     """Whether the argument ``whole`` is no multiple of the product of the parts that are known."""
-    unit = 1
-    for part in parts:
-        unit *= part or 1
     value = number(command.argument(whole))
-    return _is_megatrons(command) and value is not None and value % unit != 0
+    return _is_megatrons(command) and value is not None and value % math.prod(part or 1 for part in parts) != 0
 
 
 def _micro(command: Command) -> int | None:

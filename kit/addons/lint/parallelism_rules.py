@@ -4,11 +4,10 @@ __post_init__ and _validate_accelerator, and state.py, AcceleratorState)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from kit.addons.lint.config import Config
-from kit.addons.lint.finding import Finding
-from kit.addons.lint.rule import Case, Rule, check, table
+from kit.addons.lint.rule import Case, Rule, table
 
 DIMENSIONS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 _BACKENDS = {"cp": "torch", "sp": "deepspeed"}
@@ -150,14 +149,14 @@ table(
                 lambda c: f"accelerate refuses it with {'fsdp_version: 1' if _kind(c) == 'FSDP1' else _kind(c)}",
                 "use distributed_type: FSDP with fsdp_version: 2",
             ),
+            # accelerate makes the ring of torch, and no engine that knows of it: its guide names FSDP2 alone.
+            Case(
+                "warning",
+                key("cp_size"),
+                lambda c: _kind(c) == "DEEPSPEED" and size(c, "cp") > 1,
+                "accelerate's context parallelism is for FSDP2; DeepSpeed takes its ranks for data-parallel ones",
+                "use sp_size under DeepSpeed",
+            ),
         ),
     },
 )
-
-
-@check("accelerate")
-def context_parallel_under_deepspeed(config: Config) -> Iterator[Finding]:
-    """accelerate makes the ring of torch, and no engine that knows of it: its guide names FSDP2 alone."""
-    if _kind(config) == "DEEPSPEED" and size(config, "cp") > 1:
-        why = "accelerate's context parallelism is for FSDP2; DeepSpeed takes its ranks for data-parallel ones"
-        yield config.finding("parallelism", "warning", key("cp_size"), why, "use sp_size under DeepSpeed")

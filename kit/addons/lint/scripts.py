@@ -69,24 +69,26 @@ def kubernetes(path: Path, given: Given, named: Named) -> list[Finding]:
     """Findings of the launch lines in a manifest, at the line of the file that has the same text."""
     text = text_of(path)
     numbers = {line.strip(): number for number, line in reversed([*enumerate(text.splitlines(), start=1)])}
-    findings: list[Finding] = []
-    silent = 0
     pods = [
         pod
         for part in re.split(r"(?m)^---.*$", text)
         if part.strip()
         for pod in pod_scripts(strict_yaml.parse_text(part, path.name).data)
     ]
-    for pod in pods:
-        script, found = pod.text.splitlines(), launches(path, pod.text, given, named, pod.job, pod.variables)
-        if any(finding.rule == "not-read" and finding.severity == "warning" for finding in found):
-            silent += 1
-            continue
-        for finding in found:
-            own = finding.file == path.name and finding.line is not None
-            words = script[finding.line - 1].strip() if own and finding.line else ""
-            findings.append(replace(finding, line=numbers.get(words)) if own else finding)
-    if silent == len(pods):
+    of_each = [(pod.text.splitlines(), launches(path, pod.text, given, named, pod.job, pod.variables)) for pod in pods]
+    read = [(lines, found) for lines, found in of_each if not any(map(_is_silence, found))]
+    if not read:
         why = "no container of it starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"
         return [Finding("not-read", "warning", path.name, None, "", why, "name the script that it starts")]
-    return findings
+    return [
+        replace(finding, line=numbers.get(lines[finding.line - 1].strip()))
+        if finding.file == path.name and finding.line
+        else finding
+        for lines, found in read
+        for finding in found
+    ]
+
+
+def _is_silence(finding: Finding) -> bool:
+    """Whether nothing in a script was read."""
+    return (finding.rule, finding.severity) == ("not-read", "warning")

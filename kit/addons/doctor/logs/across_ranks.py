@@ -31,22 +31,29 @@ _OF_A_BATCH = ("", "forward", "backward", "evaluation")
 def refined(causes: Sequence[Cause], scan: Scan, calls: Mapping[int, str]) -> tuple[Cause, ...]:
     """The causes with these facts. ``calls``: rank → the call in which it waits, or its last one."""
     crashed = next((cause.ranks for cause in causes if cause.cause == "crashed"), ())
-    found = []
-    for cause in causes:
-        meaning, fix, ranks = cause.meaning, cause.fix, cause.ranks
-        if cause.cause == "collective-timeout" and ranks:
-            hung = {rank for other in causes if other.cause == "hung" for rank in other.ranks}
-            meaning, fix = _who_waits(cause, scan, calls, hung)
-        elif cause.cause == "hung" and ranks and "watchdog" in cause.evidence.lower() + meaning:
-            known = ", ".join(f"rank {rank} in {calls[rank]}" for rank in ranks[:MOST_CALLS] if rank in calls)
-            meaning = f"{meaning}; last known call: {known or 'none in these logs'}"
-        elif cause.cause.endswith("out-of-memory"):
-            meaning, fix = _out_of_memory(cause, causes, scan)
-        elif cause.cause == "mismatched-collectives":
-            # A library that aborts prints no rank; the launcher reports the rank of the process.
-            ranks = ranks or crashed
-        found.append(replace(cause, meaning=meaning, fix=fix, ranks=ranks))
-    return tuple(found)
+    hung = {rank for cause in causes if cause.cause == "hung" for rank in cause.ranks}
+    return tuple(_refined(cause, causes, scan, calls, hung, crashed) for cause in causes)
+
+
+def _refined(
+    cause: Cause,
+    causes: Sequence[Cause],
+    scan: Scan,
+    calls: Mapping[int, str],
+    hung: Set[int],
+    crashed: tuple[int, ...],
+) -> Cause:
+    if cause.cause == "collective-timeout" and cause.ranks:
+        meaning, fix = _who_waits(cause, scan, calls, hung)
+        return replace(cause, meaning=meaning, fix=fix)
+    if cause.cause == "hung" and cause.ranks and "watchdog" in cause.evidence.lower() + cause.meaning:
+        known = ", ".join(f"rank {rank} in {calls[rank]}" for rank in cause.ranks[:MOST_CALLS] if rank in calls)
+        return replace(cause, meaning=f"{cause.meaning}; last known call: {known or 'none in these logs'}")
+    if cause.cause.endswith("out-of-memory"):
+        meaning, fix = _out_of_memory(cause, causes, scan)
+        return replace(cause, meaning=meaning, fix=fix)
+    # A library that aborts prints no rank; the launcher reports the rank of the process.
+    return replace(cause, ranks=cause.ranks or crashed) if cause.cause == "mismatched-collectives" else cause
 
 
 def _who_waits(cause: Cause, scan: Scan, calls: Mapping[int, str], hung: Set[int]) -> tuple[str, str]:

@@ -17,8 +17,8 @@ SLOW = 1.5
 FEWEST_STEPS = 3
 MOST_TIMES = 4096
 """Most step times kept per rank; beyond this, every other one is dropped."""
-_STEP = rb"[sS]tep[ =:]+(\d{1,18})(?:/\d+)?\b[^\n\r]{0,400}?\b"
-_NUMBER = rb"[ =:]+(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
+_STEP = rb"[sS]tep[ =:]+(?P<step>\d{1,18})(?:/\d+)?\b[^\n\r]{0,400}?\b"
+_NUMBER = rb"[ =:]+(?P<value>\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
 LOSS = re.compile(_STEP + rb"[lL]oss" + _NUMBER)
 BARE_LOSS = re.compile(rb"(?:\{'|\blm )loss'?" + _NUMBER.replace(b"+(", b"+'?(", 1))
 """Matches a loss without a step, as transformers' Trainer and Megatron-LM log it; only a fall to zero is looked for."""
@@ -80,10 +80,9 @@ class Zeros:
         """Adds the next loss."""
         if loss:
             self.before, self.count = loss, 0
-            return
-        if not self.count:
-            self.first = (step, place)
-        self.count += 1
+        else:
+            self.first = self.first if self.count else (step, place)
+            self.count += 1
 
 
 @dataclass
@@ -93,23 +92,20 @@ class Curves:
     times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     where: dict[int, Place] = field(default_factory=dict)
     losses: dict[int | None, Losses] = field(default_factory=lambda: defaultdict(Losses))
-
     zeros: dict[int | None, Zeros] = field(default_factory=lambda: defaultdict(Zeros))
 
-    def add_bare_loss(self, match: re.Match[bytes], place: Place) -> None:
-        """Adds one match of ``BARE_LOSS``."""
-        self.zeros[place.rank].add(float(match[1]), None, place)
-
     def add_loss(self, match: re.Match[bytes], place: Place) -> None:
-        """Adds one match of ``LOSS``."""
-        self.losses[place.rank].add(float(match[2]), int(match[1]), place)
-        self.zeros[place.rank].add(float(match[2]), int(match[1]), place)
+        """Adds one match of ``LOSS`` or ``BARE_LOSS``."""
+        loss, step = float(match["value"]), match.groupdict().get("step")
+        self.zeros[place.rank].add(loss, None if step is None else int(step), place)
+        if step is not None:
+            self.losses[place.rank].add(loss, int(step), place)
 
     def add_time(self, match: re.Match[bytes], place: Place) -> None:
         """Adds one match of ``TIME``."""
         if place.rank is not None:
             times = self.times[place.rank]
-            times.append(float(match[2]))
+            times.append(float(match["value"]))
             self.where[place.rank] = place
             if len(times) > MOST_TIMES:
                 del times[::2]

@@ -59,14 +59,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     )
     calls = {**waits.last_calls(recorded), **scan.calls, **waits.in_logs(framed, scan.calls)}
     found = refined([*_failed(scan, causes), *causes], scan, calls)
-    if plan is None:
-        return found
-    return tuple(
-        replace(cause, meaning=f"{cause.meaning}; {beside_plan(cause.cause, cause.evidence, plan)}")
-        if cause.cause.endswith("out-of-memory")
-        else cause
-        for cause in found
-    )
+    return found if plan is None else tuple(beside_plan(cause, plan) for cause in found)
 
 
 def _recorded(recorded: waits.Records) -> list[Cause]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kit.errors import SpecError
 
+T = TypeVar("T")
 _MARKED = re.compile(r"\s*(?:\[(?:default|rank)?(\d{1,7})\]|(?:rank|Rank) ?(\d{1,7})\b)[:\s]")
 """Prefixes with a rank: torch's ``[rank1]:``, torchrun's ``[default1]:`` (--tee), ``rank 1: ``."""
 _MARKED_BYTES = re.compile(_MARKED.pattern.encode())
@@ -91,6 +92,14 @@ class Piece:
         mark = _MARKED_BYTES.match(self.text, start)
         rank = int(mark[1] or mark[2]) if mark else self.rank
         return Place(rank, self.file, number, self.text[max(start, match.start() - 100) : match.end()])
+
+    def numbered(self, found: Iterable[T], position: Callable[[T], int]) -> Iterator[tuple[T, int]]:
+        """What was found in this order of positions, each with the number of its line."""
+        number, counted = self.line, self.begin
+        for each in found:
+            number += self.text.count(b"\n", counted, position(each))
+            counted = position(each)
+            yield each, number
 
     def before(self, position: int, lines: int) -> list[Line]:
         """Up to ``lines`` lines before the line of a position, the nearest first; without line numbers."""

@@ -130,16 +130,16 @@ class Scan:
 
     def _read_curves(self, piece: Piece, share: int, steps: dict[int | None, int]) -> None:
         stop = piece.begin + (piece.end - piece.begin) // share
-        curves = self.curves
-        readers = ((LOSS, curves.add_loss), (BARE_LOSS, curves.add_bare_loss), (TIME, curves.add_time))
-        for regex, add in readers:
-            number, counted = piece.line, piece.begin
-            for match in regex.finditer(piece.text, piece.begin, stop):
-                number += piece.text.count(b"\n", counted, match.start())
-                counted = match.start()
-                place = piece.place_at(match, number)
-                if regex is not BARE_LOSS:
-                    steps[place.rank] = int(match[1])
+        for regex, add in (
+            (LOSS, self.curves.add_loss),
+            (BARE_LOSS, self.curves.add_loss),
+            (TIME, self.curves.add_time),
+        ):
+            matches = regex.finditer(piece.text, piece.begin, stop)
+            for match, number in piece.numbered(matches, lambda match: match.start()):
+                place, step = piece.place_at(match, number), match.groupdict().get("step")
+                if step is not None:
+                    steps[place.rank] = int(step)
                 add(match, place)
 
 
@@ -154,15 +154,11 @@ def _suspects(piece: Piece) -> Iterator[tuple[int, Line]]:
             if len(sign) > 3 or not piece.text[at + 3 : at + 4].isalnum():  # "info" is not "inf"
                 found.append(at)
             at = piece.text.find(sign, at + 1, reach)
-    headings = (TRACEBACK, TABLE)
-    number, counted, line_end = piece.line, piece.begin, -1
-    for position in sorted(at for at in found if at < piece.end):
-        if position < line_end and not piece.text.startswith(headings, position):
-            continue
-        number += piece.text.count(b"\n", counted, position)
-        counted = position
-        start, line_end = piece.span(position)
-        yield position, piece.named(piece.text[start:line_end], number)
+    line_end = -1
+    for position, number in piece.numbered(sorted(at for at in found if at < piece.end), int):
+        if position >= line_end or piece.text.startswith((TRACEBACK, TABLE), position):
+            start, line_end = piece.span(position)
+            yield position, piece.named(piece.text[start:line_end], number)
 
 
 def _cause(pattern: Pattern, match: re.Match[str], piece: Piece, position: int, line: Line, step: int | None) -> Cause:
@@ -205,8 +201,8 @@ def _rank_of_exit(piece: Piece, position: int, line: Line) -> int | None:
     here = re.search(r"\blocal_rank: (\d+)", line.text)
     for before in piece.before(position, 3):
         if match := re.search(r"^\s*rank\s*: (\d+)", before.text):
-            return int(match.group(1))
-    return int(here.group(1)) if here else None
+            return int(match[1])
+    return int(here[1]) if here else None
 
 
 def _phase(piece: Piece, position: int, line: Line) -> str | None:

@@ -76,7 +76,7 @@ def measure_collectives(size_bytes: int, seconds: float) -> None:
         ):
             found[f"{name}_{where}"] = volume / _seconds_each(collective, seconds) / 1e9
     if on_gpus:
-        found |= _host_copy(seconds)
+        found |= _host_copies(seconds)
     if rank == 0:
         print(json.dumps(found), flush=True)
     dist.barrier()
@@ -85,8 +85,8 @@ def measure_collectives(size_bytes: int, seconds: float) -> None:
     os._exit(0)  # gloo's threads can abort a process that finalises
 
 
-def _seconds_each(collective: Callable[[], object], seconds: float) -> float:
-    """Mean seconds of one collective, after a warm-up. Rank 0 decides the number of rounds for all ranks."""
+def _seconds_each(act: Callable[[], object], seconds: float) -> float:
+    """Mean seconds of a collective or a copy, after a warm-up. Rank 0 decides the number of rounds for all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -94,7 +94,7 @@ def _seconds_each(collective: Callable[[], object], seconds: float) -> float:
         dist.barrier()
         begin = time.perf_counter()
         for _ in range(rounds):
-            collective()
+            act()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return (time.perf_counter() - begin) / rounds
@@ -107,23 +107,17 @@ def _seconds_each(collective: Callable[[], object], seconds: float) -> float:
     return timed(int(rounds.item()))
 
 
-def _host_copy(seconds: float) -> dict[str, float]:
+def _host_copies(seconds: float) -> dict[str, float]:
     """GB/s of pinned copies to the device and back, which offload uses."""
     import torch
 
     host = torch.zeros(64 << 20, pin_memory=True)
     there = torch.zeros_like(host, device="cuda")
-    found = {}
-    for name, target, source in (("host_to_device", there, host), ("device_to_host", host, there)):
-        target.copy_(source)
-        torch.cuda.synchronize()
-        begin, rounds = time.perf_counter(), 0
-        while time.perf_counter() - begin < seconds:
-            target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
-            rounds += 1
-        found[name] = rounds * host.numel() * 4 / (time.perf_counter() - begin) / 1e9
-    return found
+    copies = {"host_to_device": (there, host), "device_to_host": (host, there)}
+    return {
+        name: host.numel() * 4 / _seconds_each(partial(to.copy_, source, non_blocking=True), seconds) / 1e9
+        for name, (to, source) in copies.items()
+    }
 
 
 if __name__ == "__main__":
