@@ -9,7 +9,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from kit.addons.importers.megatron.offline import whole_shape
+from kit.addons.importers.megatron.source import shard_shape
 from kit.engines.huggingface.models import build_skeleton, tensor_shapes
 from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor, score_factor
 from kit.engines.megatron.weights import mapped_params, weight_map
@@ -78,7 +78,7 @@ def test_every_element_is_on_one_rank_and_replicated_ones_are_on_all(family, tie
         expected = tp if isinstance(group.sharding, Replicated) else 1
         assert all(bool((count == expected).all()) for count in counts), group.megatron
         (whole,) = shards_of(group.sharding, tensors, spec, 1)
-        assert whole_shape(group.sharding, of_group, spec) == tuple(whole.shape)
+        assert shard_shape(group.sharding, of_group, spec) == tuple(whole.shape)
         seen += group.hugging_face
     assert sorted(seen) == sorted(shapes)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,16 +54,6 @@ _CLASSES = [
     (Opaque, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
 ]
 """The classes of DeepSpeed's files, and what stands for each."""
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """``length`` elements from ``start`` on of flat group ``group`` of one rank."""
-
-    rank: int
-    group: int
-    start: int
-    length: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +134,6 @@ def _read(directory: Path) -> StoredState:
             f"different steps into it; take another checkpoint"
         )
     shapes = [{name: tuple(shape) for name, shape in group.items()} for group in first["param_shapes"]]
-    pieces = _cut_parameters(shapes, ranks_states) if stage == 3 else _cut_groups(shapes, ranks_states)
     flat = {name: shape for group in shapes for name, shape in group.items()}
     kinds = set.intersection(*(set(state.groups) for state in ranks_states))
     notes: list[str] = []
@@ -152,10 +141,11 @@ def _read(directory: Path) -> StoredState:
     if not kinds.issuperset(MOMENTS) or steps is None:
         missing = [kind.value for kind in MOMENTS if kind not in kinds] or ["step"]
         notes.append(f"Adam's {' and '.join(missing)} is missing: weights only")
-    whole = {
-        kind: {name: _joined(name, flat[name], pieces[name], kind, ranks_states) for name in flat}
-        for kind in (StateKind.MASTER, *(MOMENTS if not notes else ()))
-    }
+    whole: dict[StateKind, dict[str, StoredTensor]] = {}
+    for kind in (StateKind.MASTER, *(MOMENTS if not notes else ())):
+        groups = [state.groups[kind] for state in ranks_states]
+        parts = _cut_parameters(shapes, groups) if stage == 3 else _cut_groups(shapes, groups, ranks_states)
+        whole[kind] = {name: _joined(name, flat[name], parts[name]) for name in flat}
     frozen = _frozen(states, own, flat)
     if frozen:
         notes.append(f"{len(frozen)} tensors were frozen and have no moments; zeros stand for these")
@@ -167,12 +157,10 @@ def _read(directory: Path) -> StoredState:
     weights = whole.pop(StateKind.MASTER) | buffers
     if not notes or steps is not None:
         counters = dataclasses.replace(counters, optimizer_steps=min(steps or 0, step) if whole else 0)
-    dtype = _dtype(first.get("ds_config"))
     if steps is not None and steps != step - int(first.get("skipped_steps") or 0):
         notes.append(f"Adam made {steps} of {step} steps: check that all files are of one checkpoint")
-    return StoredState(
-        weights, whole, counters, layout | {"zero_stage": stage} | dtype, ranks_states[0].adam, tuple(notes)
-    )
+    layout |= {"zero_stage": stage, "precision": _precision(first.get("ds_config"))}
+    return StoredState(weights, whole, counters, layout, ranks_states[0].adam, tuple(notes))
 
 
 def load_file(path: Path) -> Any:
@@ -233,78 +221,61 @@ def _rank_state(path: Path, loaded: Mapping[str, Any], stage: int) -> _RankState
     return _RankState(groups, steps.pop() if steps else None, hyperparameters, loaded.get("param_slice_mappings"))
 
 
-_Shapes = list[dict[str, tuple[int, ...]]]
+_Shapes = Sequence[Mapping[str, Sequence[int]]]
+"""Name → shape of the parameters of each flat group."""
+_Flat = Sequence[Sequence[torch.Tensor]]
+"""The flat groups of each rank."""
 
 
-def _cut_groups(shapes: _Shapes, ranks: list[_RankState]) -> dict[str, list[_Piece]]:
-    """Stages 1 and 2: the pieces of each parameter in the order of its elements."""
-    pieces: dict[str, list[_Piece]] = {name: [] for group in shapes for name in group}
+def _cut_groups(shapes: _Shapes, flat: _Flat, ranks: Sequence[_RankState]) -> dict[str, list[torch.Tensor]]:
+    """Stages 1 and 2: the parts of each parameter in the order of its elements."""
+    found: dict[str, list[torch.Tensor]] = {name: [] for group in shapes for name in group}
     for group, of_group in enumerate(shapes):
+        own, at = [of_rank[group] for of_rank in flat], 0
         if all(state.mappings is not None for state in ranks):
-            for rank, state in enumerate(ranks):
-                assert state.mappings is not None
-                for name, where in state.mappings[group].items():
-                    pieces[name].append(_Piece(rank, group, where.start, where.numel))
+            for tensor, state in zip(own, ranks, strict=True):
+                for name, where in (state.mappings or [])[group].items():
+                    found[name] += _stretch([tensor], where.start, where.numel)
             continue
         # Versions before 0.8 do not say it: parameters follow each other, and the group is padded at its end.
-        size = ranks[0].groups[StateKind.MASTER][group].numel()
-        at = 0
         for name, shape in of_group.items():
-            end = at + math.prod(shape)
-            while at < end:
-                length = min(end, (at // size + 1) * size) - at
-                pieces[name].append(_Piece(at // size, group, at % size, length))
-                at += length
-    return pieces
+            found[name] = _stretch(own, at, math.prod(shape))
+            at += math.prod(shape)
+    return found
 
 
-def _cut_parameters(shapes: _Shapes, ranks: list[_RankState]) -> dict[str, list[_Piece]]:
-    """Stage 3: the pieces of each parameter in the order of its elements. A rank's part may cross flat groups."""
-    sizes = [tensor.numel() for tensor in ranks[0].groups[StateKind.MASTER]]
-    pieces: dict[str, list[_Piece]] = {}
-    group = offset = 0
+def _cut_parameters(shapes: _Shapes, flat: _Flat) -> dict[str, list[torch.Tensor]]:
+    """Stage 3: the parts of each parameter in the order of its elements. A rank's part may cross flat groups."""
+    found, at = {}, 0
     for name, shape in ((name, shape) for of_group in shapes for name, shape in of_group.items()):
-        left = part = -(-math.prod(shape) // len(ranks))
-        own: list[tuple[int, int, int]] = []
-        while left:
-            if offset == sizes[group]:
-                group, offset = group + 1, 0
-                continue
-            length = min(left, sizes[group] - offset)
-            own.append((group, offset, length))
-            left, offset = left - length, offset + length
-        pieces[name] = []
-        for rank in range(len(ranks)):
-            wanted = min(part, max(0, math.prod(shape) - rank * part))
-            for number, start, length in own:
-                if (taken := min(length, wanted)) > 0:
-                    pieces[name].append(_Piece(rank, number, start, taken))
-                wanted -= taken
-    return pieces
+        size, part = math.prod(shape), -(-math.prod(shape) // len(flat))
+        lengths = (min(part, max(0, size - rank * part)) for rank in range(len(flat)))
+        found[name] = [each for own, length in zip(flat, lengths, strict=True) for each in _stretch(own, at, length)]
+        at += part
+    return found
 
 
-def _joined(
-    name: str, shape: tuple[int, ...], pieces: list[_Piece], kind: StateKind, ranks: list[_RankState]
-) -> StoredTensor:
-    """The whole parameter from its pieces. Raises CheckpointError unless they have as many elements as its shape."""
-    held = sum(piece.length for piece in pieces)
-    outside = any(
-        piece.start < 0 or piece.start + piece.length > ranks[piece.rank].groups[kind][piece.group].numel()
-        for piece in pieces
-    )
-    if held != math.prod(shape) or outside:
+def _stretch(tensors: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+    """Elements from ``start`` on of flat tensors that lie one behind another, as views. Raises ValueError if there are
+    not so many."""
+    held = sum(tensor.numel() for tensor in tensors)
+    if not 0 <= start <= start + length <= held:
+        raise ValueError(f"elements {start} to {start + length} of {held}")
+    found = []
+    for tensor in tensors:
+        found.append(tensor[max(0, start) : max(0, start + length)])
+        start -= tensor.numel()
+    return [each for each in found if each.numel()]
+
+
+def _joined(name: str, shape: tuple[int, ...], parts: Sequence[torch.Tensor]) -> StoredTensor:
+    """The whole parameter. Raises CheckpointError unless its parts have as many elements as its shape."""
+    if (held := sum(part.numel() for part in parts)) != math.prod(shape):
         raise CheckpointError(
             f"parameter {name} of shape {list(shape)} has {held} elements in the files of all ranks; they belong to "
             f"different checkpoints: copy it again"
         )
-
-    def joined() -> torch.Tensor:
-        parts: Iterator[torch.Tensor] = (
-            ranks[piece.rank].groups[kind][piece.group].narrow(0, piece.start, piece.length) for piece in pieces
-        )
-        return torch.cat(list(parts)).reshape(shape)
-
-    return StoredTensor(shape, torch.float32, joined)
+    return StoredTensor(shape, torch.float32, lambda: torch.cat(list(parts)).reshape(shape))
 
 
 def _frozen(
@@ -327,11 +298,8 @@ def _stored(tensor: torch.Tensor) -> StoredTensor:
     return StoredTensor(tuple(tensor.shape), tensor.dtype, tensor.detach)
 
 
-def _dtype(config: Any) -> dict[str, int | str]:
+def _precision(config: Any) -> str:
     """The precision of the computation, from the ds_config in the checkpoint."""
-    sections = config if isinstance(config, dict) else {}
-    for name in ("bf16", "fp16"):
-        section = sections.get(name)
-        if isinstance(section, dict) and section.get("enabled") is True:
-            return {"precision": name}
-    return {"precision": "fp32"}
+    sections = {name: config.get(name) for name in ("bf16", "fp16")} if isinstance(config, dict) else {}
+    on = (name for name, section in sections.items() if isinstance(section, dict) and section.get("enabled") is True)
+    return next(on, "fp32")

@@ -11,7 +11,7 @@ from pathlib import Path
 from kit.addons.importers import deepspeed, kit_native, peft, torch_dcp, torchtitan, universal
 from kit.addons.importers.megatron import opened as megatron
 from kit.addons.importers.model_of import model_of
-from kit.addons.importers.stored import FoundState, StoredState, read_weights, with_trainer_state
+from kit.addons.importers.stored import FoundState, read_weights, with_trainer_state
 from kit.addons.importers.tensors import sources
 from kit.addons.importers.to_universal import write_universal
 from kit.addons.importers.torch_dist import Checkpoint
@@ -46,10 +46,7 @@ def _deepspeed(path: Path) -> FoundState | None:
     accelerate = directory.name == "pytorch_model"  # the tag that Accelerator.save_state chooses
     program = "Hugging Face Trainer with DeepSpeed" if trainer else f"{'accelerate with ' * accelerate}DeepSpeed"
 
-    def opened() -> StoredState:
-        return with_trainer_state(deepspeed.read_deepspeed(directory), path)
-
-    return FoundState(program, directory, state=opened)
+    return FoundState(program, directory, state=lambda: with_trainer_state(deepspeed.read_deepspeed(directory), path))
 
 
 def _distributed(path: Path) -> FoundState | None:
@@ -64,10 +61,9 @@ def _distributed(path: Path) -> FoundState | None:
         trainer = (path / "trainer_state.json").is_file()
         program = "Hugging Face Trainer with FSDP" if trainer else "accelerate: FSDP, sharded"
 
-        def opened() -> StoredState:
-            return with_trainer_state(torch_dcp.read_distributed(directories), path)
-
-        return FoundState(program, path, state=opened)
+        return FoundState(
+            program, path, state=lambda: with_trainer_state(torch_dcp.read_distributed(directories), path)
+        )
     if (directory := megatron.torch_dist_directory(path)) is None:
         return None
     titan = torchtitan.EMBEDDING in Checkpoint(directory).tensors

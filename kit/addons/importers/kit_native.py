@@ -22,7 +22,7 @@ import torch
 
 from kit.addons.importers import deepspeed
 from kit.addons.importers.model_of import adapters_of_run, model_of
-from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, described
+from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, described, tensors_of
 from kit.addons.importers.tensors import MOMENTS, sources
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.protocol import StateKind, TensorSource
@@ -113,12 +113,7 @@ def _source(path: Path, said: _Exchange, kind: StateKind) -> SafetensorsSource:
 
 def _exchange_state(path: Path) -> StoredState:
     said = _read(path / _EXCHANGE, _Exchange, "kit-exchange")
-    found = {}
-    for kind in said.weight_map:
-        source = _source(path, said, kind)
-        found[kind] = {
-            name: StoredTensor(source.shape(name), torch.float32, partial(source.read, name)) for name in source.names()
-        }
+    found = {kind: tensors_of(_source(path, said, kind)) for kind in said.weight_map}
     return StoredState(found.pop(StateKind.MASTER), found, said.counters, model=said.model.name)
 
 

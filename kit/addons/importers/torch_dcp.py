@@ -8,12 +8,12 @@ import zipfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from kit.addons.importers.stored import StoredState, StoredTensor, described
 from kit.addons.importers.tensors import MOMENTS, require_one_step
+from kit.addons.importers.torch_dist import Checkpoint, WriteBlock, write_blocks
 from kit.engines.huggingface.models import check_tensors, tensor_shapes
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
@@ -28,16 +28,12 @@ _NOT_WEIGHTS = ("optim", "state.", "param_groups", "lr_scheduler", "rng", "train
 def read_distributed(directories: Sequence[Path]) -> StoredState:
     """Open checkpoints of torch.distributed.checkpoint that belong together: weights, and Adam's state in the same or
     in another directory. Raises CheckpointError."""
-    from kit.addons.importers.torch_dist import Checkpoint
-
     found: dict[str, StoredTensor] = {}
     for directory in directories:
         with described(directory, "torch.distributed.checkpoint"):
             checkpoint = Checkpoint(directory)
             _require_files(checkpoint)
-            for key, stored in checkpoint.tensors.items():
-                shape = tuple(stored.size)
-                found[key] = StoredTensor(shape, stored.properties.dtype, partial(whole, checkpoint, key))
+            found |= checkpoint.stored()
     weights = {key: tensor for key, tensor in found.items() if not key.startswith(_NOT_WEIGHTS)}
     if weights and all(key.startswith("model.") for key in weights):
         inner = {key.removeprefix("model."): tensor for key, tensor in weights.items()}
@@ -48,19 +44,16 @@ def read_distributed(directories: Sequence[Path]) -> StoredState:
     for key, tensor in found.items():
         if match := _ADAM.fullmatch(key):
             by_kind.setdefault(match[2], {})[match[1]] = tensor
-    notes, counters, moments = [], START, {}
-    steps = {int(tensor.read()) for tensor in by_kind.get("step", {}).values()}
-    missing = [name for name in ("exp_avg", "exp_avg_sq", "step") if not by_kind.get(name)]
-    if not missing:
-        require_one_step(directories[-1], steps)
-        moments = {kind: by_kind[kind.value] for kind in MOMENTS}
-        counters = dataclasses.replace(START, step=min(steps), optimizer_steps=min(steps))
-    else:
-        notes.append(f"Adam's {' and '.join(missing)} is missing: weights only")
-    return StoredState(weights, moments, counters, notes=tuple(notes))
+    missing = [name for name in (*(kind.value for kind in MOMENTS), "step") if not by_kind.get(name)]
+    if missing:
+        return StoredState(weights, notes=(f"Adam's {' and '.join(missing)} is missing: weights only",))
+    steps = {int(tensor.read()) for tensor in by_kind["step"].values()}
+    require_one_step(directories[-1], steps)
+    counters = dataclasses.replace(START, step=min(steps), optimizer_steps=min(steps))
+    return StoredState(weights, {kind: by_kind[kind.value] for kind in MOMENTS}, counters)
 
 
-def _require_files(checkpoint: Any) -> None:
+def _require_files(checkpoint: Checkpoint) -> None:
     storage = checkpoint._metadata.storage_data or {}
     for name in sorted({info.relative_path for info in storage.values()}):
         path = checkpoint.directory / Path(name).name
@@ -68,25 +61,9 @@ def _require_files(checkpoint: Any) -> None:
             raise CheckpointError(f"{path} is missing; copy the checkpoint again, from every rank")
 
 
-def whole(checkpoint: Any, key: str) -> torch.Tensor:
-    """The whole tensor ``key`` of a ``torch_dist.Checkpoint``. Raises CheckpointError."""
-    from kit.addons.importers.torch_dist import ReadBlock
-
-    shape = tuple(checkpoint.tensors[key].size)
-    full = torch.empty(shape, dtype=checkpoint.tensors[key].properties.dtype)
-
-    def take(offsets: tuple[int, ...], part: torch.Tensor) -> None:
-        full[tuple(slice(at, at + size) for at, size in zip(offsets, part.shape, strict=True))] = part
-
-    checkpoint.read([ReadBlock(key=key, shape=shape, offsets=(0,) * len(shape), sizes=shape, take=take)])
-    return full
-
-
 def verify_archives(directory: Path) -> None:
     """Read every file of ``torch.save`` in a checkpoint and compare it with the CRC-32 of its parts, which torch
     does not compare. Raises CheckpointError that names the damaged file."""
-    from kit.addons.importers.torch_dist import Checkpoint
-
     paths = [directory] if directory.is_file() else sorted(directory.rglob("*"))
     for path in paths:
         if path.name == ".metadata":
@@ -107,8 +84,6 @@ def verify_archives(directory: Path) -> None:
 def write_distributed(opened: Opened, directory: Path, dtype: torch.dtype, path: Path) -> None:
     """Write a checkpoint of torch.distributed.checkpoint in fp32, with the keys of ``{"model": …, "optimizer": …}`` as
     torch's ``get_state_dict`` returns them, without ``param_groups``. Raises CheckpointError."""
-    from kit.addons.importers.torch_dist import WriteBlock, write_blocks
-
     shapes = tensor_shapes(opened.model)
     blocks = []
     for kind, source in opened.sources.items():

@@ -12,8 +12,9 @@ import dataclasses
 import io
 import pickle
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
-    ReadItem,
     SavePlan,
     SavePlanner,
     TensorWriteData,
@@ -44,6 +44,7 @@ from torch.futures import Future
 
 from kit.addons.importers.opaque import plain_values
 from kit.addons.importers.safe_unpickle import MetadataUnpickler
+from kit.addons.importers.stored import StoredTensor
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerName
 from kit.units import GIB
@@ -53,33 +54,17 @@ _FILE_BYTES = GIB
 
 
 @dataclass(frozen=True)
-class StoredBlock:
-    """A block of the tensor ``key``."""
+class WriteBlock:
+    """One block of the tensor ``key`` to write, and a function that returns it."""
 
     key: str
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class WriteBlock(StoredBlock):
-    """One block to write, and a function that returns it."""
-
     dtype: torch.dtype
     read: Callable[[], torch.Tensor]
     """Returns the block, on any device. Called once, when the block is written."""
-
-
-@dataclass(frozen=True)
-class ReadBlock(StoredBlock):
-    """One block to read, and a function that takes its parts."""
-
-    take: Callable[[tuple[int, ...], torch.Tensor], None]
-    """Called with (offsets in the block, part) for each stored part."""
-    padded: int | None = None
-    """Dimension in which the stored tensor may be larger than ``shape``: a layout may pad the vocabulary."""
 
 
 def write_blocks(
@@ -178,18 +163,54 @@ class Checkpoint:
         keys = {key for group in _param_groups(self.common().get("optimizer")) for key in group}
         return "adamw" if "momentum" not in keys else "muon" if "betas" in keys else "sgd"
 
-    def read(self, blocks: Iterable[ReadBlock]) -> None:
-        """Read all blocks, one stored part at a time. Raises CheckpointError."""
-        planner = _LoadPlanner(self.tensors)
-        for block in blocks:
-            planner.add(block)
+    def block(
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        offsets: tuple[int, ...],
+        sizes: tuple[int, ...],
+        padded: int | None = None,
+    ) -> torch.Tensor:
+        """The block of ``sizes`` at ``offsets`` of the tensor ``key``, in the dtype on disk. ``shape``: of the whole
+        tensor, which the stored one may exceed in the dimension ``padded``, because a layout may pad the vocabulary.
+
+        Raises CheckpointError for a tensor that is missing, of another shape, incomplete or damaged."""
+        if (found := self.tensors.get(key)) is None:
+            raise CheckpointError(
+                f"tensor {key} is not in the checkpoint; it has {len(self.tensors)} other tensors: "
+                f"use a checkpoint of the same model"
+            )
+        for dim, (have, want) in enumerate(zip(found.size, shape, strict=False)):
+            if len(found.size) != len(shape) or have < want or (have > want and dim != padded):
+                raise CheckpointError(
+                    f"tensor {key} has shape {list(found.size)} in the checkpoint and {list(shape)} in the "
+                    f"model; use a checkpoint of the same model"
+                )
+        chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+        items = create_read_items_for_chunk_list(key, found, [chunk])
+        if sum(item.lengths.numel() for item in items) != chunk.sizes.numel():
+            raise CheckpointError(f"tensor {key} is not complete in the checkpoint; write or copy it again")
+        block = torch.empty(sizes, dtype=found.properties.dtype)
         try:
             self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-            self._reader.read_data(LoadPlan(planner.items), planner).wait()
+            self._reader.read_data(LoadPlan(items), _LoadPlanner(block)).wait()
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
             raise CheckpointError(
                 f"{self.directory} cannot be read ({' '.join(str(error).split())[:300]}); copy it again, complete"
             ) from error
+        return block
+
+    def whole(self, key: str) -> torch.Tensor:
+        """The whole tensor ``key``. Raises CheckpointError."""
+        shape = tuple(self.tensors[key].size)
+        return self.block(key, shape, (0,) * len(shape), shape)
+
+    def stored(self) -> dict[str, StoredTensor]:
+        """Every tensor, not read yet."""
+        return {
+            key: StoredTensor(tuple(found.size), found.properties.dtype, partial(self.whole, key))
+            for key, found in self.tensors.items()
+        }
 
 
 def _param_groups(node: Any) -> Iterator[dict[str, Any]]:
@@ -210,31 +231,14 @@ class _Writer(filesystem.FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
         """The first file has torch's name for it, ``__0_0.distcp``; the next ones are ``__0_1_0.distcp``, …"""
+        written: Future[list[Any]] = Future()
         results: list[WriteResult] = []
         for number, items in enumerate(_of_about(_FILE_BYTES, plan.items)):
             prefix = plan.storage_data.prefix + (f"{number}_" if number else "")
             storage = dataclasses.replace(plan.storage_data, prefix=prefix)
-            part = dataclasses.replace(plan, items=items, storage_data=storage)
-            file = f"{prefix}0{filesystem.DEFAULT_SUFFIX}"
-            indices = {_place(item.index): item.index for item in items}
-            for key, offsets, size, start, length in self._write_file(part, planner):
-                where = filesystem._StorageInfo(file, start, length)
-                results.append(WriteResult(indices[key, tuple(offsets)], size, where))
-        written: Future[list[Any]] = Future()
+            results += super().write_data(dataclasses.replace(plan, items=items, storage_data=storage), planner).wait()
         written.set_result(results)
         return written
-
-    def _write_file(self, plan: SavePlan, planner: SavePlanner) -> list[tuple[str, tuple[int, ...], int, int, int]]:
-        """(key, offsets, bytes of the tensor, start and bytes in the file) of each block."""
-        written = super().write_data(plan, planner).wait()
-        return [
-            (*_place(one.index), one.size_in_bytes, one.storage_data.offset, one.storage_data.length) for one in written
-        ]
-
-
-def _place(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
-    assert index.offset is not None
-    return index.fqn, tuple(index.offset)
 
 
 def _of_about(most_bytes: int, items: Sequence[WriteItem]) -> list[list[WriteItem]]:
@@ -257,60 +261,34 @@ class _SavePlanner(DefaultSavePlanner):
 
     def __init__(self, blocks: Sequence[WriteBlock]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._blocks = {(block.key, block.offsets): block for block in blocks}
+        self._blocks = {MetadataIndex(block.key, torch.Size(block.offsets)): block for block in blocks}
         assert len(self._blocks) == len(blocks)
 
     def create_local_plan(self) -> SavePlan:
-        return SavePlan([_write_item(block) for block in self._blocks.values()])
+        return SavePlan([_write_item(index, block) for index, block in self._blocks.items()])
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        block = self._blocks[_place(write_item.index)]
+        block = self._blocks[write_item.index]
         return block.read().reshape(block.sizes)
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Passes each part to its block's ``take``."""
+    """Reads into one block."""
 
-    def __init__(self, tensors: Mapping[str, TensorStorageMetadata]) -> None:
+    def __init__(self, block: torch.Tensor) -> None:
         super().__init__()
-        self._tensors = tensors
-        self._blocks: dict[tuple[str, tuple[int, ...]], ReadBlock] = {}
-        self.items: list[ReadItem] = []
+        self._block = block
 
-    def add(self, block: ReadBlock) -> None:
-        if block.key not in self._tensors:
-            raise CheckpointError(
-                f"tensor {block.key} is not in the checkpoint; it has {len(self._tensors)} other tensors: "
-                f"use a checkpoint of the same model"
-            )
-        found = self._tensors[block.key]
-        for dim, (have, want) in enumerate(zip(found.size, block.shape, strict=False)):
-            if len(found.size) != len(block.shape) or have < want or (have > want and dim != block.padded):
-                raise CheckpointError(
-                    f"tensor {block.key} has shape {list(found.size)} in the checkpoint and {list(block.shape)} in the "
-                    f"model; use a checkpoint of the same model"
-                )
-        chunk = ChunkStorageMetadata(offsets=torch.Size(block.offsets), sizes=torch.Size(block.sizes))
-        items = create_read_items_for_chunk_list(block.key, found, [chunk])
-        if sum(item.lengths.numel() for item in items) != chunk.sizes.numel():
-            raise CheckpointError(f"tensor {block.key} is not complete in the checkpoint; write or copy it again")
-        self._blocks[block.key, tuple(block.offsets)] = block
-        self.items += items
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        return torch.empty(read_item.lengths, dtype=self._tensors[read_item.dest_index.fqn].properties.dtype)
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        self._blocks[_place(read_item.dest_index)].take(tuple(read_item.dest_offsets), tensor)
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self._block
 
 
-def _write_item(block: WriteBlock) -> WriteItem:
-    offsets = torch.Size(block.offsets)
+def _write_item(index: MetadataIndex, block: WriteBlock) -> WriteItem:
     return WriteItem(
-        index=MetadataIndex(block.key, offsets),
+        index=index,
         type=WriteItemType.SHARD,
         tensor_data=TensorWriteData(
-            chunk=ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(block.sizes)),
+            chunk=ChunkStorageMetadata(offsets=torch.Size(block.offsets), sizes=torch.Size(block.sizes)),
             properties=TensorProperties(dtype=block.dtype),
             size=torch.Size(block.shape),
         ),

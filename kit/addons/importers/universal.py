@@ -59,12 +59,9 @@ def read_universal(directory: Path) -> StoredState:
     if not steps:
         steps = _steps_beside(directory)
     missing = [FILES[kind] for kind in MOMENTS if not found[kind]] or ([] if steps else ["step.pt"])
-    counters = START
-    if steps and not missing:
-        (taken,) = steps
-        counters = dataclasses.replace(START, step=max(step, taken), samples_seen=samples, optimizer_steps=taken)
-    elif step:
-        counters = dataclasses.replace(START, step=step, samples_seen=samples)
+    taken = 0 if missing else max(steps)
+    step = max(step, taken)
+    counters = dataclasses.replace(START, step=step, samples_seen=samples if step else 0, optimizer_steps=taken)
     notes = (f"without {' and '.join(missing)}: weights only",) if missing else ()
     moments = {} if missing else {kind: found[kind] for kind in MOMENTS}
     layout: dict[str, int | str] = {"written by world_size": ranks} if ranks else {}

@@ -20,12 +20,13 @@ _FUSED_NORMS = {
 }
 WEIGHT = "weight"
 """Kind of the model's own weights, in the precision of the layers. The other kinds are those of ``StateKind``."""
-_PREFIXES = {
+PREFIXES = {
     WEIGHT: "",
     StateKind.MASTER: "optimizer.state.param.",
     StateKind.EXP_AVG: "optimizer.state.exp_avg.",
     StateKind.EXP_AVG_SQ: "optimizer.state.exp_avg_sq.",
 }
+"""Kind → what the keys of its tensors begin with."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class StoredLocation:
     key: str
     index: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
+
+    def block(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """(shape of the tensor, offsets, sizes) of the block that is a parameter of ``shape``."""
+        return self.counts + shape, self.index + (0,) * len(shape), (1,) * len(self.index) + shape
 
 
 def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
@@ -57,4 +62,4 @@ def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
         # Transformer Engine cannot fuse the norm before experts.
         if in_layer and (in_dense_layer or not plain.startswith("pre_mlp")):
             key = key.replace(f".{plain}", f".{fused}")
-    return StoredLocation(_PREFIXES[kind] + key, tuple(index), tuple(counts))
+    return StoredLocation(PREFIXES[kind] + key, tuple(index), tuple(counts))

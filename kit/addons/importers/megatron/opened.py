@@ -10,11 +10,12 @@ import torch
 
 from kit.addons.importers import torch_dist
 from kit.addons.importers.megatron import offline
+from kit.addons.importers.megatron.names import PREFIXES
 from kit.addons.importers.megatron.torch_format import TorchFormat
 from kit.addons.importers.model_of import adapters_of_run, model_of
-from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, described
+from kit.addons.importers.stored import FoundState, StoredState, described
 from kit.addons.importers.tensors import MOMENTS
-from kit.addons.importers.torch_dcp import verify_archives, whole
+from kit.addons.importers.torch_dcp import verify_archives
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.formats import Opened
@@ -48,18 +49,18 @@ def _tracked(path: Path) -> list[Path]:
 
 def _state(directory: Path) -> StoredState:
     checkpoint = torch_dist.Checkpoint(directory)
-    tensors = {
-        key: StoredTensor(tuple(found.size), found.properties.dtype, partial(whole, checkpoint, key))
-        for key, found in checkpoint.tensors.items()
-    }
+    tensors = checkpoint.stored()
     state = StoredState({key: tensor for key, tensor in tensors.items() if not key.startswith("optimizer.")})
     common = checkpoint.common()
     said = {name: common.get(name) for name in ("iteration",)} | {"steps": checkpoint.optimizer_steps()}
     iteration, steps = (value if type(value) is int and 0 <= value < 1 << 62 else 0 for value in said.values())
     step = max(iteration, steps)
     counters = dataclasses.replace(state.counters, step=step, optimizer_steps=steps)
-    moments = any(key.startswith("optimizer.state.exp_avg.") for key in tensors)
-    return dataclasses.replace(state, counters=counters, moments_elsewhere=moments)
+    return dataclasses.replace(state, counters=counters, moments_elsewhere=_has_moments(checkpoint))
+
+
+def _has_moments(checkpoint: torch_dist.Checkpoint) -> bool:
+    return all(any(key.startswith(PREFIXES[kind]) for key in checkpoint.tensors) for kind in MOMENTS)
 
 
 def open_megatron(path: Path, found: FoundState, model: str | None) -> Opened:
@@ -67,7 +68,7 @@ def open_megatron(path: Path, found: FoundState, model: str | None) -> Opened:
     spec, lora = model_of(path, model), adapters_of_run(path, model)
     checkpoint = torch_dist.Checkpoint(found.directory)
     checkpoint.verify()
-    adam = offline.has_moments(checkpoint, spec, lora) and checkpoint.optimizer() == "adamw"
+    adam = _has_moments(checkpoint) and checkpoint.optimizer() == "adamw"
     kinds = (StateKind.MASTER, *MOMENTS) if adam else (StateKind.MASTER,)
     iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()
     if steps is None:
@@ -79,7 +80,7 @@ def open_megatron(path: Path, found: FoundState, model: str | None) -> Opened:
         )
     step = max(iteration, steps or 0)  # a missing iteration counts as 0
     counters = dataclasses.replace(START, step=step, optimizer_steps=steps or 0)
-    sources = {kind: offline.MegatronSource(checkpoint, kind, spec, lora) for kind in kinds}
+    sources = {kind: offline.source_of(checkpoint, kind, spec, lora) for kind in kinds}
     return Opened(spec, counters, sources, lora)
 
 

@@ -9,19 +9,21 @@ Files are mapped into memory; one Hugging Face tensor is joined at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kit.addons.importers.megatron.source import MegatronSource, shard_shape
 from kit.addons.importers.opaque import Opaque, unknown_names
 from kit.addons.importers.tensors import MOMENTS
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
-from kit.engines.megatron.weights.sharding import Shape, ShardSlice, VocabParallel
+from kit.engines.megatron.weights.sharding import Shape, VocabParallel
 from kit.engines.protocol import StateKind, TensorSource
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
@@ -115,21 +117,35 @@ class TorchFormat:
 
     def sources(self, model: ModelSpec) -> dict[StateKind, TensorSource]:
         """The weights (fp32 master weights where the optimizer has them), and both moments or none, under Hugging Face
-        names. Raises CheckpointError if the arguments or the names are of another model."""
+        names. Raises CheckpointError if the arguments or the names are of another model; reading, for a shard of
+        another shape."""
         self._require_model(model)
+        params, shapes = list(mapped_params(weight_map(model), model)), tensor_shapes(model)
         kinds = (StateKind.MASTER,) if self.notes else (StateKind.MASTER, *MOMENTS)
-        return {kind: _Source(self, kind, model) for kind in kinds}
+        return {kind: MegatronSource(model, params, shapes, kind, partial(self._shards, model, kind)) for kind in kinds}
 
-    def shards(self, name: str, kind: StateKind) -> list[torch.Tensor]:
-        """What each tensor-parallel rank has of a parameter. ``name`` counts layers over the whole model."""
-        if name not in self._places:
+    def _shards(
+        self, model: ModelSpec, kind: StateKind, mapped: ParamMapping, shapes: list[Shape]
+    ) -> list[torch.Tensor]:
+        """A parameter's part of each tensor-parallel rank; the vocabulary, padded at its end, is joined to one."""
+        if mapped.megatron not in self._places:
             raise CheckpointError(
-                f"{self.directory} has no {name}; give the model of the checkpoint by --model. Names of Megatron-LM's "
-                f"older layers (language_model…) are not read"
+                f"{self.directory} has no {mapped.megatron}; give the model of the checkpoint by --model. Names of "
+                f"Megatron-LM's older layers (language_model…) are not read"
             )
-        stage, chunk, own = self._places[name]
+        stage, chunk, own = self._places[mapped.megatron]
         files = [self._files[tp, stage] for tp in range(self.tp)]
-        return [file.state.get(kind, {}).get((chunk, own), file.chunks[chunk][own]) for file in files]
+        shards = [file.state.get(kind, {}).get((chunk, own), file.chunks[chunk][own]) for file in files]
+        if isinstance(mapped.sharding, VocabParallel):  # Megatron-LM pads to make_vocab_size_divisible_by, too
+            shards = [torch.cat(shards)[: shapes[0][0]]]
+        for rank, shard in enumerate(shards):
+            expected = shard_shape(mapped.sharding, shapes, model, len(shards), rank)
+            if shard.shape != expected:
+                raise CheckpointError(
+                    f"{self.directory}: {mapped.megatron} has shape {list(shard.shape)} and {model.name} has "
+                    f"{list(expected)} at TP={self.tp}; give the model of the checkpoint by --model"
+                )
+        return shards
 
     def _require_one_iteration(self) -> None:
         folder = re.fullmatch(r"iter_(\d+)", self.directory.name)
@@ -185,63 +201,6 @@ class TorchFormat:
                     found.setdefault(whole, (stage, chunk, name))
                 before += layers
         return found
-
-
-class _Source(TensorSource):
-    """One kind of state under Hugging Face names, joined from the shards of all tensor-parallel ranks."""
-
-    def __init__(self, checkpoint: TorchFormat, kind: StateKind, model: ModelSpec) -> None:
-        self._checkpoint, self._kind, self._model = checkpoint, kind, model
-        self._shapes = tensor_shapes(model)
-        params = mapped_params(weight_map(model), model)
-        self._place = {name: (mapped, i) for mapped in params for i, name in enumerate(mapped.hugging_face)}
-
-    def names(self) -> Sequence[str]:
-        """All Hugging Face names of the model."""
-        return list(self._place)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
-        return self._shapes[name]
-
-    def read(self, name: str) -> torch.Tensor:
-        """The whole tensor, in the dtype on disk. Raises CheckpointError for a shard of another shape."""
-        mapped, index = self._place[name]
-        if mapped.frozen and self._kind is not StateKind.MASTER:
-            return torch.zeros(self._shapes[name])
-        shapes = [self._shapes[each] for each in mapped.hugging_face]
-        shards = self._checkpoint.shards(mapped.megatron, self._kind)
-        full = torch.empty(shapes[index], dtype=shards[0].dtype)
-        for shard, slices in self._slices(mapped, shapes, shards):
-            for piece in (piece for piece in slices if piece.tensor == index):
-                block = shard.narrow(piece.dim, piece.at, piece.length)
-                (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length).copy_(block)
-        return full
-
-    def _slices(
-        self, mapped: ParamMapping, shapes: list[Shape], shards: list[torch.Tensor]
-    ) -> Iterator[tuple[torch.Tensor, list[ShardSlice]]]:
-        if isinstance(mapped.sharding, VocabParallel):  # Megatron-LM pads to make_vocab_size_divisible_by, too
-            rows, *rest = shapes[0]
-            whole = torch.cat(shards)
-            if whole.shape[0] < rows or list(whole.shape[1:]) != rest:
-                raise self._other_shape(mapped.megatron, whole, tuple(shapes[0]))
-            yield whole, mapped.sharding.slices(shapes, self._model, 1, 0)
-            return
-        for rank, shard in enumerate(shards):
-            slices = mapped.sharding.slices(shapes, self._model, len(shards), rank)
-            first = slices[0]
-            expected = list(shapes[first.tensor][::-1] if first.transposed else shapes[first.tensor])
-            expected[first.dim] = sum(piece.length for piece in slices)
-            if list(shard.shape) != expected:
-                raise self._other_shape(mapped.megatron, shard, tuple(expected))
-            yield shard, slices
-
-    def _other_shape(self, name: str, found: torch.Tensor, expected: Shape) -> CheckpointError:
-        return CheckpointError(
-            f"{self._checkpoint.directory}: {name} has shape {list(found.shape)} and {self._model.name} has "
-            f"{list(expected)} at TP={self._checkpoint.tp}; give the model of the checkpoint by --model"
-        )
 
 
 def rank_files(directory: Path) -> dict[tuple[int, ...], Path]:
