@@ -7,7 +7,6 @@ kit's cost model does not price them, so no search chooses one, and kit's own lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from kit.addons.targets.programs import file_for
@@ -20,34 +19,37 @@ SUPERCHIPS = ("GH200", "GB200", "GB300")
 """GPUs beside a host with NVLink-C2C, by the first word of their catalog name."""
 
 
-def _of_own_scripts(plan: Plan) -> Iterator[str]:
-    if not for_trainer(plan):
-        yield "it needs engine=deepspeed on a Hugging Face model with tp=1, cp=1"
+_OWN_SCRIPTS = "it needs engine=deepspeed on a Hugging Face model with tp=1, cp=1"
 
 
-def _deepcompile_refuses(plan: Plan) -> Iterator[str]:
+def _deepcompile_refuses(plan: Plan) -> dict[str, object]:
     """engine.py, get_deepcompile_backend; compile/util.py, is_deepcompile_supported. It takes the hooks of ZeRO's own
     optimizer, and stage 1 with an fp32 sum of bf16 gradients has another (BF16_Optimizer)."""
     layout = plan.layout
-    yield from _of_own_scripts(plan)
-    if plan.cluster.gpu.device != "cuda":
-        yield "it needs GPUs: its operators are CUDA's"
-    if layout.zero_stage == 0 or (layout.zero_stage == 1 and layout.gradient_accumulation_steps > 1):
-        yield "it needs zero_stage=2 or 3, or 1 with one micro batch a step"
-    if layout.uses_nvme or layout.offload_param != "none" or layout.compile_layers:
-        yield "it needs offload_param=none, no nvme and compile_layers=false"
+    stage = layout.zero_stage
+    return {
+        _OWN_SCRIPTS: not for_trainer(plan),
+        "it needs GPUs: its operators are CUDA's": plan.cluster.gpu.device != "cuda",
+        "it needs zero_stage=2 or 3, or 1 with one micro batch a step": (
+            stage == 0 or (stage == 1 and layout.gradient_accumulation_steps > 1)
+        ),
+        "it needs offload_param=none, no nvme and compile_layers=false": (
+            layout.uses_nvme or layout.offload_param != "none" or layout.compile_layers
+        ),
+    }
 
 
-def _superoffload_refuses(plan: Plan) -> Iterator[str]:
+def _superoffload_refuses(plan: Plan) -> dict[str, object]:
     """superoffload_stage3.py, _validate_superoffload_accelerator; offload_config.py: stage 3."""
-    layout, gpu = plan.layout, plan.cluster.gpu
-    yield from _of_own_scripts(plan)
-    if (layout.zero_stage, layout.offload_optimizer, layout.offload_param) != (3, "cpu", "none"):
-        yield "it needs zero_stage=3, offload_optimizer=cpu and offload_param=none"
-    if plan.job.optimizer.name != "adamw" or plan.job.precision != "bf16":
-        yield "it needs optimizer.name=adamw and precision=bf16"
-    if not gpu.name.startswith(SUPERCHIPS):
-        yield f"it needs a superchip ({', '.join(SUPERCHIPS)}), and {gpu.name} is none"
+    job, layout, gpu = plan.job, plan.layout, plan.cluster.gpu
+    return {
+        _OWN_SCRIPTS: not for_trainer(plan),
+        "it needs zero_stage=3, offload_optimizer=cpu and offload_param=none": (
+            (layout.zero_stage, layout.offload_optimizer, layout.offload_param) != (3, "cpu", "none")
+        ),
+        "it needs optimizer.name=adamw and precision=bf16": job.optimizer.name != "adamw" or job.precision != "bf16",
+        f"it needs a superchip ({', '.join(SUPERCHIPS)}), and {gpu.name} is none": not gpu.name.startswith(SUPERCHIPS),
+    }
 
 
 def deepcompile(plan: Plan) -> dict[str, Any]:

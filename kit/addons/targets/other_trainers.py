@@ -93,7 +93,7 @@ def _launched(plan: Plan, program: str) -> str:
 
 def _written(target: str, plan: Plan, of_adapters: dict[str, Any], **others: Any) -> dict[str, Any]:
     """The target's keys by its table, and those that no field of kit decides alone."""
-    own = others | ({"deepspeed": _DEEPSPEED} if plan.layout.engine == "deepspeed" else {})
+    own = others | chosen(("deepspeed", plan.layout.engine == "deepspeed", _DEEPSPEED))
     if plan.job.lora:
         own |= {"lora_alpha": round(plan.job.lora.alpha)} | of_adapters
     return written(target, plan, own)
@@ -110,16 +110,19 @@ def parallelism(plan: Plan) -> dict[str, Any]:
 def axolotl(plan: Plan) -> dict[str, Any]:
     """``axolotl train axolotl.yaml``."""
     layout, lora = plan.layout, plan.job.lora or LoraSpec()
-    own = {"load_in_4bit": lora.four_bit} | chosen(("adapter", lora.four_bit, "qlora"))
-    if lora.target_modules:
-        own |= {"lora_target_modules": list(lora.target_modules), "lora_target_linear": None}
+    sharded = layout.engine == "torch" and layout.zero_stage == 3
+    own = {"load_in_4bit": lora.four_bit} | chosen(
+        ("adapter", lora.four_bit, "qlora"),
+        ("lora_target_modules", lora.target_modules, list(lora.target_modules)),
+        ("lora_target_linear", lora.target_modules, None),
+    )
     kind = "completion" if plan.job.objective == "pretrain" else "chat_template"
-    others: dict[str, Any] = {"datasets": [{"path": _OWN, "type": kind}]}
-    if layout.engine == "torch" and layout.zero_stage == 3:
-        fsdp = _FSDP | chosen(("offload_params", layout.offload_param != "none", True))
-        others |= {"fsdp_version": 2, "fsdp_config": fsdp, "dp_shard_size": layout.dp}
-    if layout.chunked_loss:
-        others["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]
+    others = {"datasets": [{"path": _OWN, "type": kind}]} | chosen(
+        ("fsdp_version", sharded, 2),
+        ("fsdp_config", sharded, _FSDP | chosen(("offload_params", layout.offload_param != "none", True))),
+        ("dp_shard_size", sharded, layout.dp),
+        ("plugins", layout.chunked_loss, ["axolotl.integrations.liger.LigerPlugin"]),
+    )
     return _written("axolotl", plan, own, **others)
 
 

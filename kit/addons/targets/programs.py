@@ -3,7 +3,7 @@ of their settings in ``kit/addons/targets/program_fields.json``, and a test comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
@@ -28,9 +28,13 @@ def version_line(target: str) -> str:
 
 
 def file_for(
-    target: str, name: str, text: Callable[[Plan], str], refuses: Callable[[Plan], Iterator[str]]
+    target: str, name: str, text: Callable[[Plan], str], refuses: Callable[[Plan], Mapping[str, object]]
 ) -> DerivedFile:
-    """A target's file for the plans that nothing refuses."""
+    """A target's file for the plans that nothing refuses. ``refuses``: reason → whether it holds for a plan."""
+
+    def reasons(plan: Plan) -> list[str]:
+        return [reason for reason, holds in refuses(plan).items() if holds]
+
     return DerivedFile(
-        name, text, lambda plan: not any(refuses(plan)), target=target, refuses=lambda plan: "; ".join(refuses(plan))
+        name, text, lambda plan: not reasons(plan), target=target, refuses=lambda plan: "; ".join(reasons(plan))
     )

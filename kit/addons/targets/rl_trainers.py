@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
 from kit.addons.lint.described import zero_sizes
@@ -53,61 +52,74 @@ def _gib_of_openrlhf(plan: Plan) -> float:
     return peak_gib(plan.workload.with_layout(plan.layout.but(**zero_sizes({}, plan.workload))))
 
 
-def _common_refusals(plan: Plan, program: str, gib: float) -> Iterator[str]:
-    lora, usable = plan.job.lora, usable_gib(plan.cluster.gpu)
-    if plan.cluster.gpu.device != "cuda":
-        yield f"{program} needs GPUs"
-    if lora and (lora.use_rslora or lora.use_dora or lora.eight_bit or lora.rank_pattern or lora.alpha_pattern):
-        yield (
-            f"{program} has no use_rslora, use_dora, eight_bit, rank_pattern or alpha_pattern; leave them out of "
-            "job.lora"
-        )
-    if lora and lora.targets == "attention" and not lora.target_modules:
-        yield "name the layers that get adapters: job.lora.target_modules=[q_proj,v_proj]"
-    if plan.job.objective == "grpo" and plan.workload.vllm_share == 0:
-        yield f"{program} generates by vLLM; set job.grpo.vllm_gpu_memory_utilization=0.3"
-    elif plan.job.objective == "grpo" and rollout_tp(plan) is None:
-        yield "vLLM's share of a node holds no copy of the model; raise job.grpo.vllm_gpu_memory_utilization"
-    if plan.job.epochs and plan.job.epochs % 1:
-        whole = math.ceil(plan.job.epochs)
-        yield f"{program} counts whole epochs, and the job has {plan.job.epochs:g}; use job.epochs={whole}"
-    if gib > usable:
-        yield f"{program} takes {gib:.1f} GiB a GPU for it, and {usable:.1f} are usable; use a smaller micro batch"
+def _common_refusals(plan: Plan, program: str, gib: float) -> dict[str, object]:
+    job, usable, cuda = plan.job, usable_gib(plan.cluster.gpu), plan.cluster.gpu.device == "cuda"
+    grpo, share, lora, epochs = (
+        job.objective == "grpo",
+        plan.workload.vllm_share,
+        job.lora or LoraSpec(),
+        job.epochs or 0,
+    )
+    return {
+        f"{program} needs GPUs": not cuda,
+        f"{program} has no use_rslora, use_dora, eight_bit, rank_pattern or alpha_pattern; leave them out of "
+        "job.lora": (lora.use_rslora or lora.use_dora or lora.eight_bit or lora.rank_pattern or lora.alpha_pattern),
+        "name the layers that get adapters: job.lora.target_modules=[q_proj,v_proj]": (
+            lora.targets == "attention" and not lora.target_modules
+        ),
+        f"{program} generates by vLLM; set job.grpo.vllm_gpu_memory_utilization=0.3": grpo and share == 0,
+        "vLLM's share of a node holds no copy of the model; raise job.grpo.vllm_gpu_memory_utilization": (
+            grpo and share and rollout_tp(plan) is None
+        ),
+        f"{program} counts whole epochs, and the job has {epochs:g}; use job.epochs={math.ceil(epochs)}": epochs % 1,
+        f"{program} takes {gib:.1f} GiB a GPU for it, and {usable:.1f} are usable; use a smaller micro batch": (
+            gib > usable
+        ),
+    }
 
 
-def _verl_refuses(plan: Plan) -> Iterator[str]:
-    job, layout = plan.job, plan.layout
-    if job.objective != "grpo":
-        yield f"objective={job.objective}, and kit writes verl's GRPO alone; use job.objective=grpo"
-    if layout.engine != "torch" or layout.zero_stage < 2:
-        yield "verl shards by FSDP2, and has no DeepSpeed; use layout.engine=torch layout.zero_stage=3"
-    if job.precision != "bf16":
-        yield f"verl computes in bf16, and the plan in {job.precision}; use job.precision=bf16"
-    if job.lora and (job.lora.four_bit or job.lora.dropout or job.lora.rank > 512):
-        yield "verl's adapters have no four_bit or dropout, and vLLM's a rank up to 512; change job.lora"
-    yield from _common_refusals(plan, "verl", _gib_of_verl(plan))
+def _verl_refuses(plan: Plan) -> dict[str, object]:
+    job, layout, lora = plan.job, plan.layout, plan.job.lora or LoraSpec()
+    return {
+        f"objective={job.objective}, and kit writes verl's GRPO alone; use job.objective=grpo": job.objective != "grpo",
+        "verl shards by FSDP2, and has no DeepSpeed; use layout.engine=torch layout.zero_stage=3": (
+            layout.engine != "torch" or layout.zero_stage < 2
+        ),
+        f"verl computes in bf16, and the plan in {job.precision}; use job.precision=bf16": job.precision != "bf16",
+        "verl's adapters have no four_bit or dropout, and vLLM's a rank up to 512; change job.lora": (
+            lora.four_bit or lora.dropout or lora.rank > 512
+        ),
+        **_common_refusals(plan, "verl", _gib_of_verl(plan)),
+    }
 
 
-def _openrlhf_refuses(plan: Plan) -> Iterator[str]:
-    job, layout = plan.job, plan.layout
-    if job.objective not in ("grpo", "dpo", "reward"):
-        yield f"objective={job.objective}, and kit writes OpenRLHF's grpo, dpo and reward; use one of these"
-    if not for_trainer(plan):
-        yield "OpenRLHF trains by DeepSpeed alone; use layout.engine=deepspeed"
-    if job.precision not in ("bf16", "fp16") or layout.autocast:
-        yield "OpenRLHF trains bf16 or fp16 weights; use job.precision=bf16, without layout.autocast"
-    if layout.offload_param != "none" or layout.uses_nvme:
-        yield "OpenRLHF offloads the optimizer to host memory, and nothing else; use layout.offload_optimizer=cpu"
-    if layout.zero_quantized_weights or layout.zero_quantized_gradients or layout.activation_offloading:
-        yield "OpenRLHF has no zero_quantized_weights, zero_quantized_gradients or activation_offloading"
-    if job.lora and plan.workload.trl and plan.workload.trl.reference_forwards:
-        yield "OpenRLHF loads a reference model beside adapters too, which the plan does not hold; leave out job.lora"
-    yield from _common_refusals(plan, "OpenRLHF", _gib_of_openrlhf(plan))
+def _openrlhf_refuses(plan: Plan) -> dict[str, object]:
+    job, layout, trl = plan.job, plan.layout, plan.workload.trl
+    return {
+        f"objective={job.objective}, and kit writes OpenRLHF's grpo, dpo and reward; use one of these": (
+            job.objective not in ("grpo", "dpo", "reward")
+        ),
+        "OpenRLHF trains by DeepSpeed alone; use layout.engine=deepspeed": not for_trainer(plan),
+        "OpenRLHF trains bf16 or fp16 weights; use job.precision=bf16, without layout.autocast": (
+            job.precision not in ("bf16", "fp16") or layout.autocast
+        ),
+        "OpenRLHF offloads the optimizer to host memory, and nothing else; use layout.offload_optimizer=cpu": (
+            layout.offload_param != "none" or layout.uses_nvme
+        ),
+        "OpenRLHF has no zero_quantized_weights, zero_quantized_gradients or activation_offloading": (
+            layout.zero_quantized_weights or layout.zero_quantized_gradients or layout.activation_offloading
+        ),
+        "OpenRLHF loads a reference model beside adapters too, which the plan does not hold; leave out job.lora": (
+            job.lora and trl and trl.reference_forwards
+        ),
+        **_common_refusals(plan, "OpenRLHF", _gib_of_openrlhf(plan)),
+    }
 
 
 def verl_overrides(plan: Plan) -> dict[str, Any]:
     """Overrides of ``verl.trainer.main_ppo``. verl counts prompts in a batch, and completions in a micro batch."""
     job, layout, adam, grpo = plan.job, plan.layout, plan.job.optimizer, _grpo(plan)
+    lora = job.lora or LoraSpec()
     model, actor, rollout = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
     prompts, micro = job.global_batch_size // grpo.num_generations, layout.micro_batch_size
     return {
@@ -117,7 +129,11 @@ def verl_overrides(plan: Plan) -> dict[str, Any]:
         "data.max_response_length": grpo.max_completion_length,
         f"{model}.enable_gradient_checkpointing": layout.recompute == "full",
         f"{model}.enable_activation_offload": layout.activation_offloading,
-        **_verl_adapters(model, job.lora),
+        **chosen(
+            (f"{model}.lora_rank", job.lora, lora.rank),
+            (f"{model}.lora_alpha", job.lora, round(lora.alpha)),
+            (f"{model}.target_modules", job.lora, list(lora.target_modules) or "all-linear"),
+        ),
         f"{actor}.strategy": "fsdp2",
         f"{actor}.ppo_mini_batch_size": prompts,
         f"{actor}.ppo_micro_batch_size_per_gpu": micro,
@@ -149,21 +165,10 @@ def verl_overrides(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _verl_adapters(model: str, lora: LoraSpec | None) -> dict[str, Any]:
-    if lora is None:
-        return {}
-    targets = list(lora.target_modules) or "all-linear"
-    return {
-        f"{model}.lora_rank": lora.rank,
-        f"{model}.lora_alpha": round(lora.alpha),
-        f"{model}.target_modules": targets,
-    }
-
-
 def openrlhf_flags(plan: Plan) -> dict[str, Any]:
     """Flags of ``openrlhf.cli.train_ppo_ray``, ``train_dpo`` or ``train_rm``; True is a flag without a value."""
     job, layout, adam = plan.job, plan.layout, plan.job.optimizer
-    config, of_grpo = ds_config(plan), plan.job.objective == "grpo"
+    config, lora, of_grpo = ds_config(plan), job.lora or LoraSpec(), job.objective == "grpo"
     model, of_actor = ("actor", "actor.") if of_grpo else ("model", "")
     flags = {
         "data.max_len": job.seq_length,
@@ -187,13 +192,12 @@ def openrlhf_flags(plan: Plan) -> dict[str, Any]:
         ("ds.overlap_comm", config["zero_optimization"].get("overlap_comm"), True),
         ("ds.adam_offload", layout.offload_optimizer == "cpu", True),
         (f"{model}.gradient_checkpointing_enable", layout.recompute == "full", True),
+        ("ds.lora.rank", job.lora, lora.rank),
+        ("ds.lora.alpha", job.lora, round(lora.alpha)),
+        ("ds.lora.dropout", job.lora, lora.dropout),
+        ("ds.lora.target_modules", lora.target_modules, list(lora.target_modules)),
+        ("ds.load_in_4bit", lora.four_bit, True),
     )
-    if lora := job.lora:
-        flags |= {"ds.lora.rank": lora.rank, "ds.lora.alpha": round(lora.alpha), "ds.lora.dropout": lora.dropout}
-        flags |= chosen(
-            ("ds.lora.target_modules", lora.target_modules, list(lora.target_modules)),
-            ("ds.load_in_4bit", lora.four_bit, True),
-        )
     return flags | (_openrlhf_rollout(plan) if of_grpo else {})
 
 
