@@ -55,7 +55,7 @@ def test_packed_rows_are_near_what_is_stated() -> None:
     print(f"median error {median(errors):.1%} of {len(errors)} files, {near / len(errors):.0%} within 15 %")
     assert len(errors) == 26
     assert median(errors) <= 0.12
-    assert near >= 18
+    assert near >= 19
 
 
 @pytest.mark.parametrize("number", PACKED, ids=lambda number: ROWS[number]["file"])
