@@ -805,8 +805,12 @@ RANKS: Rows = [
         [4 * 2 * 2502 * T]),
     ("fused loss", lambda: [part(FUSED, "loss", **more)[0] / 2502 / T for more in ({}, FP32)], [6, 4]),
     ("fused gradients", lambda: [rank_megatron.backward_workspace(work(FUSED, each), 0) / T for each in (DENSE, GPT,
-        EXPERTS)],
-     [4 * 320 + 6 * 448, 4 * 384 + 4 * 800, 4 * 320 + 2 * (3 * 200 + 320) * 3 / 2]),
+        replace(EXPERTS, moe_ffn_hidden_size=2000))],
+     [4 * 320 + 6 * 448, 4 * 384 + 4 * 800, 4 * 320 + 2 * (3 * 2000 + 320) * 3 / 2]),
+    # Tokens as they are sent and, from other ranks, as they arrive; outputs by expert and by sender.
+    ("copies of routed tokens", lambda: [rank_megatron.backward_workspace(work(FUSED.but(ep=ep), EXPERTS,
+        expert_load=load), 0) / T for ep, load in ((1, 1.0), (4, 1.0), (4, 1.5))],
+     [4 * 320 + 2 * 320 * 3 * 3 / 2, 4 * 320 + 2 * 320 * 4 * 3 / 2, 4 * 320 + 2 * 320 * (3 + 3 * 4.5) / 2]),
     ("unfused gradients", lambda: rank_megatron.backward_workspace(other(work(FUSED), attention="unfused"), 0) / T,
      4 * 320 + 2 * 2 * 6 * 1024),
     # 32 MiB of Transformer Engine, four more of grouped products; a dummy gradient of every shape.

@@ -65,7 +65,7 @@ class RankParts:
     """Activations of one layer more in backward: the layer itself, recomputed or fetched from the host, or another one
     whose forward runs beside it."""
     backward_workspace: float
-    """Gradients of a layer's intermediate tensors."""
+    """Gradients of a layer's intermediate tensors, or what its forward holds beside what it saves."""
     deferred_gradients: float = 0.0
     """Gradients of earlier losses (multi-token prediction), and of deferred weight-gradient GEMMs."""
     loss: float = 0.0

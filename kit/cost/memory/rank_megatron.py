@@ -152,8 +152,13 @@ def loss_parts(workload: Workload) -> tuple[float, float]:
 
 
 def backward_workspace(workload: Workload, stage: int) -> float:
-    """Peak bytes of temporary gradients in the backward of the last layer: of the MLP's inner tensors, or of the
-    attention scores."""
+    """Peak bytes of what one layer has beside what it saves: gradients of the MLP's inner tensors or of the attention
+    scores in backward; or copies of the routed tokens in the forward of experts (its second time under recompute).
+
+    Until a layer of experts returns it holds the routed tokens as they are sent and, where other ranks send some, as
+    they arrive (megatron-core, moe/moe_layer.py, custom_forward); beside them stand the experts' outputs by expert and
+    by sender (moe/token_dispatcher.py, combine_preprocess).
+    """
     if workload.implementation == "local":
         return activations_megatron.backward_workspace_bytes(workload, workload.stages.stage_kinds[stage][1] > 0)
     model, tp, element = workload.model, workload.layout.tp, workload.element
@@ -163,7 +168,10 @@ def backward_workspace(workload: Workload, stage: int) -> float:
     layers = workload.stage_layers(stage)
     if layers and model.has_experts(layers[-1]):
         arrived = workload.shard_tokens * workload.routed_per_token
-        widest = element * (matrices * model.moe_ffn_hidden_size + model.hidden_size) * arrived
+        gradients = (matrices * model.moe_ffn_hidden_size + model.hidden_size) * arrived
+        sent = workload.shard_tokens * model.experts_per_token
+        copies = model.hidden_size * (sent + (3 if workload.layout.ep > 1 else 2) * arrived)
+        widest = element * max(gradients, copies)
     scores = 0.0
     if workload.attention == "unfused":
         scores = 2 * element * model.num_attention_heads / tp * workload.job.seq_length * workload.tokens
