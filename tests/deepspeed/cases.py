@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from kit.emit.deepspeed import ds_config
-from kit.emit.megatron import applies, megatron_settings
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
 from kit.engines.protocol import IGNORE_INDEX, MicroBatch, StateKind
@@ -27,8 +26,10 @@ from tests.deepspeed import samples
 from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
 from tests.megatron.cases import sets_are_the_step
 from tests.support import tiny
-from tests.support.checkpoints import captured, export, load
+from tests.support.checkpoints import export, load
 from tests.support.workers import pool
+from tests.training import cases as training
+from tests.training import runs
 
 WORLD_SIZE = 2
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
@@ -79,24 +80,19 @@ def run(case: Callable[..., Any], chosen: Plan, *arguments: Any) -> Any:
 # ---------------------------------------------------------------------- in the workers
 
 
-def build(chosen: Plan, start: Path | None, directory: Path, settings: dict[str, Any] | None = None, **run: Any) -> Any:
-    """The engine, from the weights at ``start`` (random ones for None); ``run`` overrides the RunSpec's defaults.
-
-    DeepSpeed refuses fp16 on CPU processes because they are slow at it: its accelerator is told that they take it."""
-    from deepspeed.accelerator import get_accelerator
-
-    from kit.engines.deepspeed.engine import DeepSpeedEngine
-
-    if chosen.job.precision == "fp16":
-        type(get_accelerator()).is_fp16_supported = lambda self: True
+def directory_of(
+    chosen: Plan, start: Path | None, directory: Path, settings: dict[str, Any] | None = None, **run: Any
+) -> tiny.TinyRunDirectory:
+    """A run directory that begins with the weights at ``start`` (random ones for None); ``run`` overrides the RunSpec's
+    defaults."""
     paths = {"model_path": None if start is None else str(start), "nvme_path": str(directory)}
-    rundir = tiny.run_directory(directory, chosen, **(paths | run))
-    rundir = dataclasses.replace(
-        rundir,
-        settings=ds_config(chosen) if settings is None else settings,
-        megatron=megatron_settings(chosen) if applies(chosen) else {},
-    )
-    return DeepSpeedEngine(rundir)  # type: ignore[arg-type]
+    rundir = runs.with_settings(tiny.run_directory(directory, chosen, **(paths | run)))
+    return rundir if settings is None else dataclasses.replace(rundir, settings=settings)
+
+
+def build(*given: Any, **run: Any) -> Any:
+    """The engine of ``directory_of`` the same arguments."""
+    return training.build(directory_of(*given, **run))
 
 
 def advance(
@@ -211,33 +207,9 @@ def go_on(
         return Curve(*curve, exported(engine, StateKind.MASTER)), different
 
 
-def resumed(
-    chosen: Plan, start: Path, directory: Path, zero: Mapping[str, Any] | None = None
-) -> tuple[list[float], list[list[float]], list[str]]:
-    """Losses after a save; those of a fresh engine that loaded it, and then what a copy of the same moment wrote later;
-    and tensors that differ at the end."""
-    now, later = directory / "now", directory / "later"
-    with closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
-        advance(engine, chosen, 0, 2)
-        counters = Counters(step=2, samples_seen=0, tokens_seen=0, optimizer_steps=2, samples_skipped=0)
-        export(engine, now, chosen, counters)
-        write = captured(engine, chosen, counters)
-        losses, _, _ = advance(engine, chosen, 2, 4)
-        states = {kind: exported(engine, kind) for kind in (StateKind.MASTER, *MOMENTS)}
-        write(later)
-    found, different = [], []
-    with closing(build(chosen, None, directory, resized(chosen, zero))) as engine:
-        for path in (now, later):
-            load(engine, path, chosen, same_layout=True)
-            found.append(advance(engine, chosen, 2, 4)[0])
-            assert engine.optimizer_steps == 4
-            different += [
-                f"{kind} {name}"
-                for kind, tensors in states.items()
-                for name, tensor in exported(engine, kind).items()
-                if not torch.equal(tensor, tensors[name])
-            ]
-    return losses, found, different
+def resumed(chosen: Plan, start: Path, directory: Path, zero: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """``tests.training.cases.train`` of the plan."""
+    return training.train(directory_of(chosen, start, directory, resized(chosen, zero)))
 
 
 def disturb(chosen: Plan, start: Path, directory: Path, zero: Mapping[str, Any] | None = None) -> tuple[Any, Any]:

@@ -14,8 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kit.emit.deepspeed import ds_config
-from kit.emit.megatron import megatron_settings
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import checkpoint_shapes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
@@ -23,11 +21,12 @@ from kit.engines.protocol import IGNORE_INDEX, GeneratedSource, LossSum, MicroBa
 from kit.specs.extra import Extra
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
-from kit.training.counters import Counters
 from tests.support import tiny
 from tests.support.balance import PlainRouters
-from tests.support.checkpoints import InMemory, load, on_disk
-from tests.support.checkpoints import export as write_checkpoint
+from tests.support.checkpoints import on_disk
+from tests.support.workers import pool
+from tests.training import cases as training
+from tests.training import runs
 
 MICRO_BATCH_SIZE = 2
 GLOBAL_BATCH_SIZE = 8
@@ -62,7 +61,6 @@ class Trajectory:
     """Metrics of the last step's experts."""
 
 
-AFTER_TWO = Counters(step=2, samples_seen=0, tokens_seen=0, optimizer_steps=2, samples_skipped=0)
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 HF_DIRECTORY = "model"
 """Beside the run directories of a shape (conftest.py)."""
@@ -88,8 +86,7 @@ def run_directory(
     plan = tiny.plan(spec, job=JOB | (job or {}), **layout)
     plan = dataclasses.replace(plan, extra=Extra(megatron={"transformer_config": extra} if extra else {}))
     rundir = tiny.run_directory(path, plan, model_path=model_path and str(path.parent / model_path))
-    settings = {"megatron": megatron_settings, "deepspeed": ds_config, "torch": lambda _: {}}
-    return dataclasses.replace(rundir, settings=settings[plan.layout.engine](plan))
+    return runs.with_settings(rundir)
 
 
 def step_batch(vocab_size: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,21 +147,9 @@ def train_with_fault(rundir: Any, steps: int, fault: str | None, packed: bool = 
         return inside(rundir, _train, steps, packed, fault)
 
 
-def built(rundir: Any) -> Any:
-    """The engine of a plan."""
-    match rundir.plan.layout.engine:
-        case "torch":
-            from kit.engines.torch.engine import TorchEngine as Engine
-        case "deepspeed":
-            from kit.engines.deepspeed.engine import DeepSpeedEngine as Engine
-        case _:
-            from kit.engines.megatron.engine import MegatronEngine as Engine
-    return Engine(rundir)
-
-
 def inside(rundir: Any, look: Callable[..., Any], *arguments: Any) -> Any:
     """Inside a worker: ``look(engine, rundir, *arguments)`` of a fresh engine."""
-    with closing(built(rundir)) as engine:
+    with closing(training.build(rundir)) as engine:
         return look(engine, rundir, *arguments)
 
 
@@ -299,14 +284,6 @@ def _errors(found: Trajectory, expected: Trajectory) -> dict[str, dict[Any, floa
     return errors
 
 
-def resume_with_fault(rundir: Any, checkpoint: Path, fault: str) -> dict[str, Any]:
-    """Inside a worker: ``resume`` with a fault of ``tests/system/parity/faults.py``."""
-    from tests.system.parity.faults import planted
-
-    with planted(fault):
-        return resume(rundir, checkpoint)
-
-
 def steps(engine: Any, rundir: Any, first: int, count: int = 2) -> list[float]:
     """Losses and gradient norms of some steps."""
     return [
@@ -318,36 +295,7 @@ def steps(engine: Any, rundir: Any, first: int, count: int = 2) -> list[float]:
     ]  # fmt: skip
 
 
-def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
-    """Inside a worker: train 4 steps, saving after 2; then resume in two ways, by files and through full tensors."""
-
-    found: dict[str, Any] = {}
-    with closing(built(rundir)) as engine:
-        steps(engine, rundir, 0)
-        write_checkpoint(engine, checkpoint, rundir.plan, AFTER_TWO)
-        everywhere: list[Any] = [{kind: export(engine, kind) for kind in KINDS}]
-        torch.distributed.broadcast_object_list(everywhere, src=0)
-        found["held"], found["exported"] = engine.memory_bytes()["optimizer"], everywhere[0]
-        found["expected"], final = steps(engine, rundir, 2), export(engine, StateKind.MASTER)
-    with closing(built(rundir)) as engine:
-        load(engine, checkpoint, rundir.plan, same_layout=True)
-        found["steps_of_files"] = engine.optimizer_steps
-        found["by files"], after_load = steps(engine, rundir, 2), export(engine, StateKind.MASTER)
-    with closing(built(rundir)) as engine:
-        for kind in KINDS:
-            engine.import_state(kind, InMemory(found["exported"][kind]))
-        engine.set_optimizer_steps(2)
-        found["again"] = {kind: export(engine, kind) for kind in KINDS}
-        found["imported"], after_import = steps(engine, rundir, 2), export(engine, StateKind.MASTER)
-    return found | {"finals": (final, after_load, after_import)}
-
-
-def resumed_otherwise(found: dict[str, Any]) -> list[str]:
-    """What of ``resume`` on the main rank is not what the undisturbed run had, bit for bit."""
-    final, *others = found["finals"]
-    return [
-        *(way for way in ("by files", "imported") if found[way] != found["expected"]),
-        *(["steps"] if found["steps_of_files"] != 2 else []),
-        *(name for after in others for name in final.keys() ^ after.keys()),
-        *(name for after in others for name in final if not torch.equal(after[name], final[name])),
-    ]
+def resumed(rundir: Any, path: Path, fault: str | None = None) -> list[dict[str, Any]]:
+    """``tests.training.cases.resumed`` of each rank, in a directory of its own."""
+    own, layout = dataclasses.replace(rundir, path=path), rundir.plan.layout
+    return pool(layout.engine, layout.world_size).run(training.resumed, own, LEARNING_RATE, batches_of, 1, fault)

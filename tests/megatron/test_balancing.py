@@ -106,10 +106,11 @@ def test_moved_biases_are_in_checkpoints(directories, tmp_path, name):
     family, shape, layout, chosen = CASES[name]
     spec = tiny.model(family, **(TWO_LAYERS | shape))
     rundir = cases.run_directory(directories(spec) / "run", spec, job={"balancing": chosen}, **layout)
-    found = pool(rundir.plan.layout.engine, 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
-    biases = {name for name in found["finals"][0] if is_buffer(name)}
+    found = cases.resumed(rundir, tmp_path)[0]
+    biases = {name for name in found["ended"] if is_buffer(name)}
     assert len(biases) == spec.num_layers - 1
-    assert all(torch.equal(final[name], found["finals"][0][name]) for final in found["finals"][1:] for name in biases)
+    assert found["same bits"]
+    assert all(torch.equal(found["elsewhere"]["ended"][name], found["ended"][name]) for name in biases)
 
 
 @pytest.mark.everyday(

@@ -11,7 +11,7 @@ from kit.engines.protocol import StateKind
 from tests.megatron import cases
 from tests.support import tiny
 from tests.support.workers import pool
-from tests.training.cases import same
+from tests.training.cases import build, same
 
 LAYOUTS = {
     "dp2": ("llama", {"num_layers": 4}, {"dp": 2}),
@@ -24,7 +24,7 @@ def steps_and_places(rundir, steps=3):
     """Inside a worker: (losses and norms, kind of state → exported tensors, bytes stepped on the host, on the GPU)."""
     from kit.engines.megatron.optimizer import HostAdam, inner_optimizers
 
-    engine = cases.built(rundir)
+    engine = build(rundir)
     numbers = cases.steps(engine, rundir, 0, steps)
     exported = {kind: cases.export(engine, kind) for kind in (StateKind.MASTER, StateKind.EXP_AVG_SQ)}
     inner = [each for chained in engine._optimizer.chained_optimizers for each in inner_optimizers(chained.optimizer)]

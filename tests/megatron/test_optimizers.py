@@ -90,7 +90,7 @@ def loaded(engine, rundir, checkpoint):
 def beside_torchs(rundir, fault=None):
     """Inside a worker: three steps, and the same of torch.optim.Muon from the engine's gradients. (found, expected)."""
     with planted(fault):
-        engine = cases.built(rundir)
+        engine = training.build(rundir)
     if rundir.plan.job.lora is not None:
         everywhere = [{name: tensor.shape for name, tensor in cases.export(engine, StateKind.MASTER).items()}]
         torch.distributed.broadcast_object_list(everywhere, src=0)
@@ -157,21 +157,22 @@ def alone(references):
 def test_layouts_agree_and_resume(run_of, alone, tmp_path, name, layout):
     rundir = run_of(name, LAYOUTS[layout])
     assert largest(pool("megatron", 2).run(cases.train, rundir, 3)[0].masters, alone(name)) < BOUND
-    found, *others = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")
-    assert cases.resumed_otherwise(found) == []
+    found, *others = cases.resumed(rundir, tmp_path)
+    assert training.not_to_the_bit(found) == []
     if layout == "tp2-sp":
         other = cases.run_directory(rundir.path.parent / "adam", SPEC, **LAYOUTS[layout])
         assert re.search(
             f"has the state of optimizer.name={name}, and this run has optimizer.name=adamw",
-            refusal(WorkerError, pool("megatron", 2).run, cases.inside, other, loaded, tmp_path / "checkpoint"),
+            refusal(WorkerError, pool("megatron", 2).run, cases.inside, other, loaded, tmp_path / "step"),
         )
-    assert all(float(tensor.abs().max()) > 0 for tensor in found["exported"][StateKind.EXP_AVG].values())
-    second = {each for each, tensor in found["exported"][StateKind.EXP_AVG_SQ].items() if float(tensor.abs().max()) > 0}
-    rest = {name for name, t in found["finals"][0].items() if t.ndim == 1 or "embed" in name or "lm_head" in name}
+    assert all(float(tensor.abs().max()) > 0 for tensor in found[StateKind.EXP_AVG].values())
+    second = {each for each, tensor in found[StateKind.EXP_AVG_SQ].items() if float(tensor.abs().max()) > 0}
+    rest = {name for name, t in found["ended"].items() if t.ndim == 1 or "embed" in name or "lm_head" in name}
     assert second == (rest if name == "muon" else set())
-    for stage, held in enumerate([found, *others][: rundir.plan.layout.pp]):
+    for stage, rank in enumerate([found, *others][: rundir.plan.layout.pp]):
         # The vocabulary of 127 is padded; small norms are whole on every rank.
-        assert held["held"] == pytest.approx(parts_of(rundir.plan.workload, stage).states.optimizer, rel=0.02)
+        planned = parts_of(rundir.plan.workload, stage).states.optimizer
+        assert rank["held"]["optimizer"] == pytest.approx(planned, rel=0.02)
 
 
 @pytest.mark.nightly
@@ -215,8 +216,8 @@ def test_a_muon_of_other_matrices_is_seen(run_of, alone, fault):
 @pytest.mark.parametrize("name", JOBS)
 def test_a_lost_momentum_is_seen(run_of, tmp_path, name):
     rundir, fault = run_of(name, LAYOUTS["dp2"]), "megatron-lost-momentum"
-    found = pool("megatron", 2).run(cases.resume_with_fault, rundir, tmp_path / "checkpoint", fault)[0]
-    assert found["by files"] != found["expected"] != found["imported"]
+    found = cases.resumed(rundir, tmp_path, fault)[0]
+    assert found["again"] != found["after"] != found["elsewhere"]["after"]
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ from tests.megatron import cases, inside
 from tests.megatron.shapes import DEEPSEEK
 from tests.support import tiny
 from tests.support.workers import pool
-from tests.training.cases import same
+from tests.training.cases import not_to_the_bit, same
 
 # name → family, shape, layout, job, edits of distributed_data_parallel
 CASES = {
@@ -46,14 +46,11 @@ def test_resumes_bit_for_bit(references, tmp_path, name):
     spec = tiny.model(family, **({"num_layers": 4, "vocab_size": 127} | shape))
     rundir = cases.run_directory(references(spec)[0] / "run", spec, job=job, **layout)
     rundir.settings["distributed_data_parallel"] |= edits
-    found = pool("megatron", rundir.plan.layout.world_size).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
-
-    assert cases.resumed_otherwise(found) == []
+    found = cases.resumed(rundir, tmp_path)[0]
+    assert not_to_the_bit(found) == []
     for kind in cases.KINDS:
-        assert found["exported"][kind].keys() == found["finals"][0].keys()
-        for parameter, tensor in found["exported"][kind].items():
-            assert tensor.dtype is torch.float32
-            assert torch.equal(found["again"][kind][parameter], tensor), (kind, parameter)
+        assert found[kind].keys() == found["ended"].keys()
+        assert {tensor.dtype for tensor in found[kind].values()} == {torch.float32}
 
 
 def test_bf16_keeps_18_bytes_a_parameter(references, tmp_path):

@@ -73,7 +73,7 @@ def test_the_curve_goes_on_and_with_a_swapped_rank_it_does_not(written, tmp_path
 
     def curve(checkpoint, out):
         convert(checkpoint, "step", out, model=str(directory / "model"))
-        layout = {"engine": "torch", "implementation": "hf"} if engine == "torch" else {"pp": 2}
+        layout = {"engine": "torch", "implementation": "huggingface"} if engine == "torch" else {"pp": 2}
         rundir = cases.run_directory(directory / "run", spec, **layout)
         if engine == "torch":
             with process_group_of_one():

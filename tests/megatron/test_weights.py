@@ -25,9 +25,9 @@ from kit.engines.megatron.weights.sharding import (
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES as TRAITS
 from kit.specs.families import families_where
-from tests.megatron.cases import InMemory
 from tests.megatron.shapes import BY_FAMILY, LONGROPE, TWO_ROTATIONS, YARN
 from tests.support import tiny
+from tests.support.checkpoints import InMemory
 from tests.support.refusals import refusal
 
 

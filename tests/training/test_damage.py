@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from kit.specs.job import OptimizerSpec
 from kit.training.checkpoint.checkpoints import RunCheckpoints
-from kit.training.checkpoint.manifest import kinds_of
 from kit.training.checkpoint.store import state_of
 from kit.training.counters import Counters
 from tests.support import tiny
@@ -100,13 +98,6 @@ def counters(step: int) -> Counters:
     return Counters(step, 8 * step, 256 * step, step, 0)
 
 
-def held(engine: Any) -> dict[Any, torch.Tensor]:
-    """All that a checkpoint has of an engine: full tensors on the main rank, and on each what only its layout has."""
-    own = {name: tensor.clone() for name, tensor in engine.private_tensors().items()}
-    kinds = kinds_of(engine.optimizer_name)
-    return own | {(kind, name): each for kind in kinds for name, each in cases.state(engine, kind).items()}
-
-
 def found_by(rundir: tiny.TinyRunDirectory, names: list[str]) -> dict[str, tuple[int, str, bool, list[str]]]:
     """Damage → the step that is loaded, what is said, whether the state is that of it, and the directories then."""
     kept = RunCheckpoints(rundir.path / "checkpoints", rundir.plan, keep_last=9)
@@ -115,10 +106,10 @@ def found_by(rundir: tiny.TinyRunDirectory, names: list[str]) -> dict[str, tuple
         for step in (1, 2):
             cases.steps(engine, rundir, step - 1, 1)
             kept.write(state_of(engine), counters(step), engine.is_main)
-            expected = held(engine) if step == 1 else expected
+            expected = cases.held(engine) if step == 1 else expected
         for name in names:
             assert kept.load(engine, kept.directory(2)) == counters(2)
-            assert not cases.same(held(engine), expected) or not expected
+            assert not cases.same(cases.held(engine), expected) or not expected
             root, said = rundir.path / name, []
             if engine.is_main:
                 shutil.copytree(kept.root, root)
@@ -126,7 +117,7 @@ def found_by(rundir: tiny.TinyRunDirectory, names: list[str]) -> dict[str, tuple
             dist.barrier()
             taken = dataclasses.replace(kept, root=root, log=said.append).load_newest(engine)
             there = sorted(path.name for path in root.iterdir() if path.is_dir())
-            found[name] = taken and taken.step, " ".join(said), cases.same(held(engine), expected), there
+            found[name] = taken and taken.step, " ".join(said), cases.same(cases.held(engine), expected), there
             dist.barrier()
     return found
 

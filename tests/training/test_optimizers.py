@@ -60,21 +60,14 @@ def directory(path, name: OptimizerName, **layout: Any) -> tiny.TinyRunDirectory
     return tiny.run_directory(path, tiny.plan(spec, job=job, **({"gradient_accumulation_steps": 2} | layout)))
 
 
-def train(rundir: tiny.TinyRunDirectory) -> dict[str, Any]:
-    """``cases.train``, and what its last two steps are from its checkpoint as another layout reads it."""
-    rate = RATES[rundir.plan.job.optimizer.name]
-    found = cases.train(rundir, rate)
-    again = cases.resume(rundir, rundir.path / "step", rate)
-    return found | {"loaded": again["loaded"], "exchanged": again["ended"]}
-
-
 _alone: dict[str, dict[str, Any]] = {}
 
 
 def alone(name: OptimizerName, path) -> dict[str, Any]:
     """The run in one process, once."""
     if name not in _alone:
-        (_alone[name],) = pool("torch", 1).run(train, directory(path / "one", name, gradient_accumulation_steps=4))
+        rundir = directory(path / "one", name, gradient_accumulation_steps=4)
+        (_alone[name],) = pool("torch", 1).run(cases.resumed, rundir, RATES[name])
     return _alone[name]
 
 
@@ -90,7 +83,7 @@ def check(found: dict[str, Any], rundir: tiny.TinyRunDirectory) -> None:
         assert found["held"]["optimizer"] == pytest.approx(planned, rel=0 if name in IN_8_BITS else 0.02)
     if found["ended"]:
         # 8 bits round once more.
-        assert relative(found["exchanged"], found["ended"]) < (5e-3 if name in IN_8_BITS else 1e-6)
+        assert relative(found["elsewhere"]["ended"], found["ended"]) < (5e-3 if name in IN_8_BITS else 1e-6)
 
 
 @pytest.mark.parametrize("name", RATES)
@@ -102,7 +95,7 @@ def test_one_process(tmp_path, name):
 @pytest.mark.parametrize(("name", "split"), TRIED)
 def test_two_processes_agree_with_one(tmp_path, name, split):
     rundir = directory(tmp_path / "split", name, **SPLITS[split])
-    ranks = pool("torch", 2).run(train, rundir)
+    ranks = pool("torch", 2).run(cases.resumed, rundir, RATES[name])
     for found in ranks:
         check(found, rundir)
     bound = 2e-3 if (name, split) == ("adamw-8bit", "FSDP2, tensor parallel") else IN_8_BITS.get(name, BOUND)
