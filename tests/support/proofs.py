@@ -118,7 +118,7 @@ PROOFS: dict[str, Proof] = {
         "benchmarks.mutants",
     ),
     "failures": _proof(
-        "eighteen failures provoked on two processes, and what the doctor says of each", 4,
+        "twelve failures provoked on two processes, and what the doctor says of each", 3,
         "tests.system.failures", needs=HOSTS,
     ),
     "hosts": _proof(

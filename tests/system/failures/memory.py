@@ -1,20 +1,15 @@
-"""Memory that runs out for real, in the phase that is asked for, or by the kernel's own hand."""
+"""Memory that runs out for real, in the phase that is asked for."""
 
 from __future__ import annotations
 
 import io
-import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 MIB = 1 << 20
-GROUPS = Path("/sys/fs/cgroup")
-KILLED_AT_BYTES = 512 * MIB
-"""Limit of the control group that the kernel ends a process in."""
 ROOM_BYTES = 600 * MIB
 
 
@@ -60,34 +55,10 @@ def while_saving() -> None:
     torch.save(model.state_dict(), io.BytesIO())
 
 
-def until_killed() -> None:
-    """Go into the group that ``small_group`` made, and touch more memory than it has."""
-    group = Path(os.environ["KIT_SMALL_GROUP"])
-    (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-    held = []
-    while True:
-        held.append(bytearray(b"x" * (16 * MIB)))
-
-
 PHASES: dict[str, Callable[[], None]] = {
     "longer-batch": in_forward,
     "backward": in_backward,
     "optimizer": in_optimizer,
     "building": while_building,
     "saving": while_saving,
-    "oom-kill": until_killed,
 }
-
-
-@contextmanager
-def small_group() -> Iterator[str]:
-    """A control group of ``KILLED_AT_BYTES``. Raises OSError where none can be made: only root may."""
-    one_tree = (GROUPS / "cgroup.controllers").exists()  # version 2
-    parent, limit = (GROUPS, "memory.max") if one_tree else (GROUPS / "memory", "memory.limit_in_bytes")
-    group = parent / f"kit-failures-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / limit).write_text(str(KILLED_AT_BYTES), encoding="ascii")
-        yield str(group)
-    finally:
-        group.rmdir()
