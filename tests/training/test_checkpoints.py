@@ -191,16 +191,6 @@ def test_a_run_that_fails_does_not_wait_for_its_writer():
     subprocess.run([sys.executable, "-c", failing], check=True, timeout=60)
 
 
-@pytest.mark.everyday("torch-3")
-@pytest.mark.parametrize(("engine", "zero_stage"), [("torch", 0), ("torch", 3), ("deepspeed", 1), ("deepspeed", 3)])
-def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
-    """Every file of a checkpoint that a thread wrote loads, and the resumed curve is the uninterrupted one."""
-    plan = tiny.plan(engine=engine, zero_stage=zero_stage, dp=2)
-    spec = CheckpointSpec(every_steps=2, keep_last=9, asynchronous=True)
-    _, stopped = runs.same_curve(tmp_path, plan, (5,), begin=None, checkpoint=spec)
-    assert checkpoints(stopped) == [f"step-{step:08d}" for step in (2, 4, 5, 6)]
-
-
 @runs.one_process
 @pytest.mark.parametrize("job", [{}, ADAFACTOR], ids=["adamw", "adafactor"])
 def test_with_a_changed_plan_auto_goes_on_after_the_same_step(tmp_path, capsys, job):
@@ -215,6 +205,7 @@ def test_with_a_changed_plan_auto_goes_on_after_the_same_step(tmp_path, capsys, 
     runs.near(runs.metrics(rundir), runs.metrics(whole))
 
 
+BY_A_THREAD = ("torch", 0), ("torch", 3), ("deepspeed", 1), ("deepspeed", 3)
 EXACT = {
     "adafactor": {"zero_stage": 2, "job": ADAFACTOR},
     "adamw-8bit": {"zero_stage": 2, "job": {"optimizer": OptimizerSpec(name="adamw-8bit")}},
@@ -224,11 +215,14 @@ EXACT = {
     "experts": {"zero_stage": 3, "spec": tiny.model("mixtral")},
     "bf16 on DeepSpeed": {"engine": "deepspeed", "zero_stage": 2, "job": {"precision": "bf16"}},
     "Megatron": {"engine": "megatron", "implementation": "local", "zero_stage": 1, "job": {"precision": "bf16"}},
+    **{f"{engine} {stage} by a thread": {"engine": engine, "zero_stage": stage} for engine, stage in BY_A_THREAD},
 }  # fmt: skip
 
 
-@pytest.mark.everyday("adamw-8bit", "experts", "Megatron")
-@pytest.mark.parametrize("chosen", EXACT.values(), ids=EXACT)
-def test_the_same_plan_goes_on_bit_for_bit(tmp_path, chosen):
-    spec = CheckpointSpec(every_steps=2, keep_last=9)
-    runs.same_curve(tmp_path, tiny.plan(**({"dp": 2} | chosen)), (4,), checkpoint=spec)
+@pytest.mark.everyday("adamw-8bit", "experts", "Megatron", "torch 3 by a thread")
+@pytest.mark.parametrize("name", EXACT)
+def test_the_same_plan_goes_on_bit_for_bit(tmp_path, name):
+    """Also from what a thread wrote, which is as much."""
+    spec = CheckpointSpec(every_steps=2, keep_last=9, asynchronous="thread" in name)
+    _, stopped = runs.same_curve(tmp_path, tiny.plan(**({"dp": 2} | EXACT[name])), (5,), checkpoint=spec)
+    assert checkpoints(stopped) == [f"step-{step:08d}" for step in (2, 4, 5, 6)]

@@ -196,12 +196,9 @@ def test_a_slow_one_delays_no_step(tmp_path, s3, whole):
 
     s3.fault = fault
     rundir = trained(tmp_path / "run", ADDRESS, stop_at_step=4)
-    assert over
-    assert all(over)
+    assert {*over} == {True}
+    assert runs.metrics(rundir) == runs.metrics(whole)[:4]
     assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
-    lose(rundir)
-    runs.resumed(rundir, None)
-    assert runs.metrics(rundir) == runs.metrics(whole)[4:]
 
 
 @runs.one_process
