@@ -68,13 +68,16 @@ def answered(line: str) -> str:
 
 
 def test_the_printed_lines_end_in_a_trained_model(here: Path) -> None:
-    """A shell reads the line that trains; the others are the same words."""
+    """A shell reads the lines that train, the first of them stopped on its way; the others are the same words."""
     planned = kit_main("plan", "model", "--gpus", "local", *JOB)
     assert "\n  1B tok    in full sequences: " in planned.out
     *looked, train = commands(planned.out)
     assert [answered(line).startswith("model, 328k parameters") for line in looked] == [True, True]
-    said = typed(train, here)
-    assert [part in said for part in ("20 rows for sft", "3 epochs, 30 steps")] == [True, True]
+    stopped = typed(f"{train} --stop-at-step 20", here)
+    assert [part in stopped for part in ("20 rows for sft", "3 epochs, 30 steps")] == [True, True]
+    said = typed("kit train runs/a --resume auto", here)
+    assert "resumed after step 20" in said
+    assert "is trained where it is; omit --out" in kit_refusal(["train", "runs/a", "--out", "x"])
     run = here / "runs" / "a"
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 30
