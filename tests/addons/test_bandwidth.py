@@ -64,6 +64,7 @@ def test_the_disk_of_a_run_is_measured(
     disk = made.run.nvme_path if layout else made.path
     assert f" kit.addons.doctor.machines.measurements disk {disk} {512 << 20}" in stood_in.read_text()
     assert ("5.0" in judged[name][1], judged["node-bandwidth"][1][:10]) == (True, "all_reduce")
+    assert not {"disk-speed", "nvme"} & states(bandwidth.measure([], None, 29501)).keys()
     monkeypatch.setenv("FAULT", "no room")
     judged = states(bandwidth.measure([], made, 29501))
     assert (*judged[name], judged["collectives"][1]) == (

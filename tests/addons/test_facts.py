@@ -79,7 +79,8 @@ def test_dcgm_that_is_not_there_or_does_not_answer(tmp_path: Path, monkeypatch: 
 def test_this_machines_facts_are_read_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = str(tmp_path / "absent")
     scripts = {"nvcc": "#!/bin/sh\necho release 11.2, V11.2.9\n", "g++": "#!/bin/sh\necho 9.8.7\n"}
-    stand_in(tmp_path, ninja="", pdsh="", **scripts)
+    failing = {"dcgmi": "#!/bin/sh\nexit 9\n", "nvidia-smi": "#!/bin/sh\necho 0, H100\n"}
+    stand_in(tmp_path, ninja="", pdsh="", **scripts, **failing)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HF_TOKEN", "x")
     with socket.create_server(("", 0)) as taken:
@@ -100,6 +101,8 @@ def test_this_machines_facts_are_read_for_real(tmp_path: Path, monkeypatch: pyte
     assert [found["writable"][name]["error"] for name in (absent, str(tmp_path / "ninja"))] == [
         "No such file or directory", "Not a directory",
     ]  # fmt: skip
+    assert found["dcgm"] == {"error": "OSError: dcgmi: exit code 9"}
+    assert found["gpus"]["error"].startswith("ValueError: zip() ")
     assert [found["tools"][name] for name in ("nvcc", "g++", "pdsh")] == ["11.2", "9.8.7", str(tmp_path / "pdsh")]
     as_sent = json.loads(json.dumps(found))
     assert min(as_sent["memory"]["MemAvailable"], as_sent["writable"][str(tmp_path)]["free_bytes"]) > 0

@@ -413,17 +413,25 @@ def test_the_command_line(tmp_path: Path) -> None:
     run = kit_main("lint", good)
     assert (run.code, run.err) == (0, "")
     assert "not overwritten" in kit_refusal(["lint", bad, "--write-fixed", bad])
+    script = str(write(tmp_path, "swift sft", ".sh"))
+    said = [kit_main("lint", *paths) for paths in ([good, script], [script])]
+    assert [(run.code, run.out.splitlines()[-1]) for run in said] == [
+        (0, "0 errors, 1 warnings, 0 notes"), (2, "0 errors, 1 warnings, 0 notes"),
+    ]  # fmt: skip
+    for paths in ([bad, good], [script]):
+        assert "writes a copy of one file" in kit_refusal(["lint", *paths, "--write-fixed", str(tmp_path / "new.json")])
 
 
 @pytest.mark.parametrize(("wrong", "shown", "last"), [(49, 49, ""), (50, 50, ""), (53, 50, "3 more of the same")])
 def test_of_very_many_findings_fifty_are_shown_and_the_others_counted(
     wrong: int, shown: int, last: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "all.sh").write_text("torchrun train.py\n" * wrong)
-    said = [finding for finding in lint(tmp_path / "all.sh") if finding.rule == "one-process"]
-    assert [finding.line for finding in said if finding.line is not None] == list(range(1, shown + 1))
+    (tmp_path / "all.sh").write_text("python train.py --seed 1 --seed 2\n" * wrong)
+    said = [finding for finding in lint(tmp_path / "all.sh") if finding.rule == "given-twice"]
+    named = [(finding.line, finding.key) for finding in said if finding.line is not None]
+    assert named == [(number, "--seed") for number in range(1, shown + 1)]
     assert [finding.as_json() for finding in said if finding.line is None] == (
-        [{"rule": "one-process", "severity": "warning", "file": "all.sh", "line": None, "key": "", "why": last,
+        [{"rule": "given-twice", "severity": "warning", "file": "all.sh", "line": None, "key": "", "why": last,
           "fix": "see the first", "fixable": False}] if last else []
     )  # fmt: skip
 

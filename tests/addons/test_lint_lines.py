@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.addons.lint import lint
 from kit.addons.lint.commands import commands
-from tests.support.files import file_with
+from tests.support.files import file_with, files_in
 
 SCRIPTS = (
     "torchrun --nproc_per_node 8 \\\n  t.py --seed 1",
@@ -49,3 +50,19 @@ def test_a_variable_under_a_condition_is_put_in_where_it_has_one_value() -> None
     )
     (command,) = commands(script, "run.sh")
     assert (command.value("nproc_per_node"), command.value("nnodes")) == ("$N", "2")
+
+
+@pytest.mark.parametrize(
+    ("first", "found"),
+    [
+        ("bash b.sh\n./c.sh\nsh a.sh\nsh c.sh", [("b.sh", None, "not-read"), ("c.sh", 2, "one-process")]),
+        ("bash b.sh\ntorchrun a.py", [("a.sh", 2, "one-process")]),
+        ("bash d.sh", [("a.sh", None, "not-read")]),
+    ],
+)
+def test_scripts_that_a_script_starts_are_read_where_it_starts_nothing_else(
+    first: str, found: list[tuple[str, int | None, str]], tmp_path: Path
+) -> None:
+    """Each once, and not those that they start in turn, which may be the first again."""
+    files_in(tmp_path, {"a.sh": first, "b.sh": "sh a.sh\nsh c.sh", "c.sh": "sh b.sh\ntorchrun c.py"})
+    assert [(each.file, each.line, each.rule) for each in lint(tmp_path / "a.sh")] == found

@@ -54,7 +54,7 @@ def launches(
     """Findings of a script's text. ``variables``: names that the job sets."""
     set_by_job = "OMP_NUM_THREADS" in variables
     found = [replace(each, threads=each.threads or set_by_job) for each in commands(text, path.name, job)]
-    started = [path.parent / name for name in dict.fromkeys(_STARTS.findall(text))] if follow and not found else []
+    started = dict.fromkeys(path.parent / name for name in _STARTS.findall(text)) if follow and not found else ()
     if others := [other for other in started if other.is_file() and other.name != path.name]:
         return [finding for other in others[:20] for finding in script(other, given, named, follow=False)]
     findings = unread(text, path.name, len(found))
