@@ -217,14 +217,15 @@ MEGATRONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {T + "moe_shared_expert_intermediate_size": 4 * 1408, T + "moe_shared_expert_gate": True},
     ),
     "sigmoid router": (
-        MEGATRON | {"model": replace(load_model("deepseek-v3"), num_layers=6, num_shared_experts=2), "dp": 4, "tp": 2,
-                    "ep": 4, "etp": 2, "implementation": "local", "job": {
+        MEGATRON | {"model": replace(load_model("deepseek-v3"), num_layers=6, num_shared_experts=2, router_groups=2,
+                                     router_top_groups=1),
+                    "dp": 4, "tp": 2, "ep": 4, "etp": 2, "implementation": "local", "job": {
                         "mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.3, "balancing": BalancingSpec(
                             moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1e-4,
                             moe_router_bias_update_rate=0.002)}},
         {T + "moe_router_score_function": "sigmoid", T + "moe_router_pre_softmax": False,
          T + "moe_router_enable_expert_bias": True, T + "moe_router_bias_update_rate": 0.002,
-         T + "moe_aux_loss_coeff": 1e-4, T + "moe_router_num_groups": 8, T + "moe_router_group_topk": 4,
+         T + "moe_aux_loss_coeff": 1e-4, T + "moe_router_num_groups": 2, T + "moe_router_group_topk": 1,
          T + "moe_router_topk_scaling_factor": 2.5, T + "moe_shared_expert_intermediate_size": 4096,
          T + "moe_layer_freq": [0, 0, 0, 1, 1, 1], T + "expert_tensor_parallel_size": 2, T + "mtp_num_layers": 1,
          T + "mtp_loss_scaling_factor": 0.3, T + "moe_shared_expert_gate": ...},

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import boto3
 import pytest
@@ -373,8 +373,11 @@ def test_a_good_disk_passes_and_is_left_empty(tmp_path: Path) -> None:
 def test_a_disk_for_swap_files_is_there_writable_and_large_enough(
     path: str | None, gib: float, free: Any, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requirements, "free_bytes", Mock(side_effect=[free]))
+    """libaio reads and writes past the page cache, so the disk is asked for direct I/O too."""
+    asked = Mock(side_effect=[free])
+    monkeypatch.setattr(requirements, "free_bytes", asked)
     judged(check_nvme(*swapping(path and tmp_path / path, gib), tmp_path / "run"), *said)
+    assert asked.mock_calls == ([call(tmp_path, direct=True)] if path == "." else [])
 
 
 def test_swap_files_of_an_earlier_attempt_are_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
