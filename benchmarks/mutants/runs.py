@@ -114,7 +114,7 @@ def _date(file: Path) -> None:
 
 def _pytest(tree: Path, files: Sequence[str], names: Sequence[str]) -> str:
     """The first test that failed, or why there is none; empty where all passed. Raises TestsError."""
-    words = ["-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not nightly"]
+    words = ["-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-n", "0", "-m", "not nightly"]
     with tempfile.TemporaryFile("w+") as output:
         child = get_context("fork").Process(target=_in_child, args=(tree, output.fileno(), [*words, *files], names))
         child.start()
