@@ -152,6 +152,8 @@ def workload_of(row: Row) -> PublishedWorkload:
         parameters_offload=offload.parameters,
         activation_offload=offload.activations and offload.layers is None,
         offloaded_layers=offload.layers or 0,
+        graphed_attention="CUDA graphs (attn)" in (row.get("notes") or ""),
+        overlapped_layers="overlap-moe-expert-parallel-comm" in (row.get("notes") or ""),
         cross_entropy=cross_entropy_of(job),
         compiled=compiled,
         compiled_loss=compiled and _compiled_loss(row, kernels),

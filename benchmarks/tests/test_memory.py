@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy.memory import Result, results_of
+from benchmarks.accuracy.programs.megatron import rank_parts
 from benchmarks.accuracy.report import as_json
 from benchmarks.accuracy.rows import excluded, load, workload_of
 from benchmarks.accuracy.strata import Errors, errors_of
+from kit.cost.memory.phases import RankParts
 
 ROWS = Path(__file__).with_name("rows.json")
 RESULTS = [result for row in load(ROWS) for result in results_of(row)]
@@ -30,6 +32,8 @@ def found(name: str, statistic: str = "max_allocated") -> Result:
         ("moonlight16b_8gpu_none", "max_allocated", 0.02),
         ("deepseek_proxy_fsdp_ep2_fsdp2/dev_dgx_gb200", "max_allocated", 0.02),
         ("table2_3b_packed", "max_allocated", 0.02),
+        ("attn_cudagraph/dev_dgx_h100", "max_allocated", 0.02),
+        ("fine_grained_offloading/dev_dgx_h100", "max_allocated", 0.05),
     ],
 )
 def test_what_source_code_explains(name: str, statistic: str, limit: float) -> None:
@@ -41,6 +45,37 @@ def test_flash_attention_keeps_its_output_twice() -> None:
     """One run on Ampere (flash-attn) and Hopper (cuDNN) differs by 2·h/tp bytes a token and layer, 1 GiB."""
     ampere, hopper = (found(f"gpt3_7b_tp4_pp1_memory_speed/dev_dgx_{gpu}") for gpu in ("a100", "h100"))
     assert ampere.components_gib["activations"] - hopper.components_gib["activations"] == pytest.approx(1.0, rel=0.01)
+
+
+def parts_of_last_stage(name: str, notes: str | None = None) -> RankParts:
+    row = found(name).row
+    workload = workload_of(row if notes is None else row | {"notes": notes})
+    return rank_parts(workload, workload.layout.pp - 1)
+
+
+def test_graphs_of_attention_are_fullest_when_they_are_captured() -> None:
+    """Two stages of four chunks: 2·4 − 1 chunks of two layers are in flight on the last. Captured are the first norm
+    and attention: 4 · 4,096 tokens, half of them on a rank, compressed to 1,536 and 512 in 16 bits and in 8 for the
+    next linear layer, 16 heads of a rank with scores in 16 bits. Backward has gradients of both sides of the softmax.
+    """
+    name, tokens = "attn_cudagraph/dev_dgx_h100", 4 * 4096
+    norm = (2 * 512 + 4 + 512) * tokens / 2
+    attention = (3 * 1536 + 3 * 512 + 2 * 64) * tokens / 2 + 16 * (2 * (2 * 192 + 128) + 128 + 2 * 4096) * tokens
+    parts, plain = parts_of_last_stage(name), parts_of_last_stage(name, "")
+    states = parts.states.weights + parts.states.gradients + parts.states.optimizer / 3  # fp32 weights alone
+    final_norm = 2 * 2 * 512 * tokens / 2
+    scores = 2 * 2 * 16 * 4096 * tokens + 2 * 2 * 512 * tokens
+    captured = 14 * (norm + attention) + final_norm + scores
+    assert parts.load == pytest.approx(states + parts.buffers + captured, rel=1e-6)
+    assert plain.load == 0
+    assert plain.saved_activations - parts.saved_activations == pytest.approx(14 * (norm + attention))
+
+
+def test_a_layer_whose_forward_runs_beside_another_ones_backward() -> None:
+    name = "fine_grained_offloading/dev_dgx_h100"
+    alone = parts_of_last_stage(name, "")
+    assert parts_of_last_stage(name).recomputed_layer == 2 * alone.recomputed_layer > 0
+    assert parts_of_last_stage("moonlight16b_8gpu_none", "overlap-moe-expert-parallel-comm").recomputed_layer > 0
 
 
 def test_marked_rows_are_predicted_but_not_counted() -> None:

@@ -17,6 +17,10 @@ from kit.cost.model.params import RankParameters
 _NOTHING = EngineMemory(dense=NO_STATES, experts=NO_STATES)
 STAYS_ON_DEVICE = ("dropout", "router", "mlp", "shared_experts")
 """Fine-grained activation offload sends what modules save to the host, but inputs of dense MLPs and the router."""
+GRAPHED = {"residual": 0.5, "layernorm": 0.5} | dict.fromkeys(
+    ("attention", "mla_up_proj", "attention_output", "core_attn"), 1.0
+)
+"""Share of what modules save that graphs of attention hold: of each two norms the first."""
 DEFERRED_GRADIENTS = 2
 """Micro batches whose head gradients may wait: ``--wgrad-deferral-limit`` as Megatron-LM's own test of it sets it."""
 
@@ -25,12 +29,23 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     """Of a rank of one pipeline stage."""
     parts = rank_megatron.rank_parts(workload, _NOTHING, _rank_states(workload, stage), stage)
     gathered = _gathered_bytes(workload, stage)
+    present = [bool(kind) for kind, count in enumerate(workload.stages.stage_kinds[stage]) if count]
+    whole = max((sum(rank_megatron.layer_terms(workload, kind).values()) for kind in present), default=0.0)
     recomputed = parts.recomputed_layer * workload.recompute_every
     if (workload.activation_offload or workload.offloaded_layers) and workload.layout.recompute != "full":
-        present = [bool(kind) for kind, count in enumerate(workload.stages.stage_kinds[stage]) if count]
-        recomputed = max((sum(rank_megatron.layer_terms(workload, kind).values()) for kind in present), default=0.0)
+        recomputed = whole
+    if workload.overlapped_layers:  # combined_1f1b: the other layer's tensors exist too
+        recomputed += whole
     deferred, loss = _loss_bytes(workload) if stage == workload.layout.pp - 1 else (0.0, 0.0)
-    buffers = parts.buffers
+    buffers, captured = parts.buffers, 0.0
+    if workload.graphed_attention:
+        # Graphs are captured in the order of the pipeline, before there are moments (megatron-core, cuda_graphs.py,
+        # create_cudagraphs). What they save is in their own pool from then on, which torch counts as free: the measured
+        # peak does not rise when moments and losses come.
+        states = parts.states
+        captured = states.weights + states.gradients_between_steps + states.optimizer - moment_bytes(workload, stage)
+        captured += buffers + parts.backward_workspace
+        captured += rank_megatron.saved_activations(workload, stage, _captured_bytes)  # type: ignore[arg-type]
     if workload.deterministic:
         buffers += 2 * 32 * MIB - cublas_workspaces(workload.generation)
     if workload.implementation == "megatron-local" and workload.attention == "unfused":
@@ -47,6 +62,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
         recomputed_layer=recomputed,
         deferred_gradients=deferred,
         loss=loss,
+        load=max(parts.load, captured),
     )
 
 
@@ -61,8 +77,15 @@ def _chunk_bytes(workload: PublishedWorkload, layers: tuple[int, ...]) -> float:
     return -(-number // workload.recompute_every) * rank_megatron.layer_input(workload) + whole
 
 
+def _captured_bytes(workload: PublishedWorkload, layers: tuple[int, ...]) -> float:
+    terms = rank_megatron.layer_terms(workload, False)
+    return len(layers) * sum(share * terms.get(name, 0.0) for name, share in GRAPHED.items())
+
+
 def _layer_bytes(workload: PublishedWorkload, has_experts: bool) -> float:
     terms = rank_megatron.saved_terms(workload, has_experts)
+    if workload.graphed_attention:
+        terms = {name: size * (1 - GRAPHED.get(name, 0.0)) for name, size in terms.items()}
     return sum(size for name, size in terms.items() if not workload.activation_offload or name in STAYS_ON_DEVICE)
 
 

@@ -177,6 +177,10 @@ class PublishedWorkload(Workload):
     activation_offload: bool = False
     offloaded_layers: int = 0
     """First layers of which everything that is saved goes to the host (Megatron's ``--cpu-offloading-num-layers``)."""
+    graphed_attention: bool = False
+    """Whether CUDA graphs of attention are captured before the first step (``--cuda-graph-warmup-steps 0``)."""
+    overlapped_layers: bool = False
+    """Whether a layer's forward runs beside another one's backward (``--overlap-moe-expert-parallel-comm``)."""
     cross_entropy: Literal["unfused", "native", "te"] = "unfused"
     """Megatron's three losses: plain, ``--cross-entropy-fusion-impl native`` and ``te``."""
     compiled: bool = False
