@@ -834,6 +834,10 @@ RANKS: Rows = [
                                                (FUSED.but(ep=2), EXPERTS, NODE, 64 + 5 * 32))],
      [0, 2 * (LAYER / 2 + 2502 * 320), 2 * (LAYER / 2 + 2502 * 320),
       2 * ((2 * 320 * 672 + 3 * 320 * 1152) / 2 + 3 * 320 * 200 + 2502 * 320)]),
+    # Frozen weights have no gradient.
+    ("workspaces beside adapters", lambda: [rank_megatron.workspace_bytes(work(FUSED.but(ep=2), EXPERTS, lora=each), 0)
+                                            - 224 * 2**20 for each in (ALL, None)],
+     [0, 2 * ((2 * 320 * 672 + 3 * 320 * 1152) / 2 + 3 * 320 * 200 + 2502 * 320)]),
     ("workspaces of a first stage in fp8", lambda: rank_megatron.workspace_bytes(work(megatron(
         pp=2, **TE), precision="fp8"), 0) - 96 * 2**20, 2 * LAYER + 2 * 3 * LAYER),
     ("fp8 weights alone", lambda: rank_megatron.workspace_bytes(work(megatron(

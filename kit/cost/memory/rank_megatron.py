@@ -204,15 +204,15 @@ def workspace_bytes(workload: Workload, stage: int) -> float:
     """Bytes of permanent workspaces.
 
     cuBLAS has its workspaces. Transformer Engine has one workspace of 32 MiB (4 MiB before Hopper), and four more for
-    grouped GEMMs (cpp_extensions/gemm.py). Gradient accumulation fusion keeps one dummy gradient per weight shape
-    (get_dummy_wgrad). fp8 weights and their transposes are cached across micro batches (module/base.py,
-    get_weight_workspace).
+    grouped GEMMs (cpp_extensions/gemm.py). Gradient accumulation fusion keeps one dummy gradient per shape of trained
+    weights (get_dummy_wgrad); those of adapters are small. fp8 weights and their transposes are cached across micro
+    batches (module/base.py, get_weight_workspace).
     """
     total = cublas_workspaces(workload.generation)
     if workload.implementation == "transformer_engine":
         own = 32 * MIB if workload.generation in LARGE_WORKSPACES else 4 * MIB
         total += own * (1 + (GROUPED_STREAMS if workload.model.num_experts and workload.grouped_gemm else 0))
-    if workload.gradient_accumulation_fusion:
+    if workload.gradient_accumulation_fusion and workload.job.lora is None:
         total += activations_transformer_engine.ELEMENT * _distinct_weights(workload, stage)
     if workload.job.precision == "fp8" and workload.keeps_bf16_weights:
         parameters = workload.parameters[stage]
