@@ -78,6 +78,6 @@ def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
 def fills_the_link(cluster: ClusterSpec, layout: Layout) -> int:
     """Bucket size in 16-bit elements at which a ring over the data-parallel ranks takes ten times its latency; larger
     buckets gain less than a tenth. At most a fiftieth of the GPU's memory, because DeepSpeed has two such buckets."""
-    ring = group(cluster, layout.dp * layout.cp, layout.tp)
+    ring = group(cluster, layout.dense_dp, layout.tp)
     elements = int(LATENCIES * ring.latency_s * ring.bytes_per_s / 2)
     return min(elements, int(BUCKET_SHARE * cluster.gpu.memory_gib * GIB / 2))

@@ -242,7 +242,7 @@ class Workload:
     def stepped_parameters(self, parameters: RankParameters) -> float:
         """Trained parameters that the optimizer of a rank with ``parameters`` steps."""
         layout = self.layout
-        ranks, expert_ranks = (layout.dp * layout.cp, layout.expert_dp) if layout.zero_stage else (1, 1)
+        ranks, expert_ranks = (layout.dense_dp, layout.expert_dp) if layout.zero_stage else (1, 1)
         return self.trained_share(parameters) * (parameters.dense / ranks + parameters.experts / expert_ranks)
 
     @cached

@@ -161,13 +161,13 @@ def _fp8(plan: Plan) -> dict[str, Any]:
 def shards_optimizer(layout: Layout) -> bool:
     """Whether Megatron's distributed optimizer is used: with several data-parallel ranks, or with the optimizer on the
     host, which is a distributed one."""
-    return layout.zero_stage == 1 and (layout.dp * layout.cp > 1 or layout.offload_optimizer != "none")
+    return layout.zero_stage == 1 and (layout.dense_dp > 1 or layout.offload_optimizer != "none")
 
 
 def overlaps_gradients(layout: Layout) -> bool:
     """Whether gradient reduction overlaps backward: always with several data-parallel ranks. Weights are gathered right
     after the step (no overlap_param_gather), because checkpoints and exports read them between steps."""
-    return layout.dp * layout.cp > 1
+    return layout.dense_dp > 1
 
 
 def padded_vocab_size(model: ModelSpec, layout: Layout) -> int:

@@ -212,9 +212,14 @@ class Layout:
         return "nvme" in (self.offload_optimizer, self.offload_param)
 
     @property
+    def dense_dp(self) -> int:
+        """Ranks that hold the same dense parameters, or shard them by ZeRO: context-parallel ranks too."""
+        return self.dp * self.cp
+
+    @property
     def expert_dp(self) -> int:
         """Ranks that hold the same expert parameters."""
-        return max(1, self.dp * self.cp * self.tp // (self.ep * self.etp))
+        return max(1, self.dense_dp * self.tp // (self.ep * self.etp))
 
     @property
     def global_batch_size(self) -> int:

@@ -129,7 +129,7 @@ def persistent_parameters(model: ModelSpec, threshold: int) -> int:
 
 def _partition(elements: int, layout: Layout) -> int:
     """Elements of one rank's shard of a parameter at stage 3, padded to equal shards."""
-    return -(-elements // (layout.dp * layout.cp))
+    return -(-elements // layout.dense_dp)
 
 
 def least_param_buffer(model: ModelSpec, layout: Layout) -> int:

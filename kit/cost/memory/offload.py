@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.activations_huggingface import layer_input
-from kit.cost.memory.states import moment_bytes, quantised
+from kit.cost.memory.states import moment_bytes, quantised, weight_element
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import Precision
@@ -43,26 +43,16 @@ class OffloadedBytes(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
-def _ranks(layout: Layout) -> int:
-    """Ranks over which ZeRO shards: data-parallel times sequence-parallel ranks."""
-    return layout.dp * layout.cp
-
-
-def _element(layout: Layout, precision: Precision) -> float:
-    """Bytes of a model weight under ZeRO."""
-    return 4.0 if precision == "fp32" or layout.autocast else 2.0
-
-
 def host_state_bytes(layout: Layout, precision: Precision, frozen: bool = False) -> OffloadedBytes:
     """Bytes per parameter in host memory on one rank, without NVMe buffers. Gradients are stored twice: summed over
     micro batches, and in fp32 for the optimizer. At stage 3 the sum is in host memory even if the optimizer is on NVMe
     (stage3.py, grad_partitions_flat_buffer). ``frozen``: whether the weights are, and adapters are trained."""
-    element = _element(layout, precision)
+    element = weight_element(layout, precision)
     if layout.engine == "torch":
         if layout.offload_param == "none":
             return OffloadedBytes()
         # Weights are their own masters; adapters, in fp32, are counted with their moments.
-        each, masters = 1 / _ranks(layout), layout.master_bytes
+        each, masters = 1 / layout.dense_dp, layout.master_bytes
         state = 12.0 if frozen else moment_bytes(layout).rest
         gradients = 2.0 if not frozen and "bf16" in (layout.gradient_dtype, layout.optimizer_state_dtype) else 4.0
         return OffloadedBytes((element if frozen else masters) * each, gradients * each, state * each)
@@ -73,13 +63,13 @@ def host_state_bytes(layout: Layout, precision: Precision, frozen: bool = False)
         share = layout.optimizer_offload_fraction
         return OffloadedBytes(gradients=4.0 * share, optimizer=12.0 * share)
     accumulates = layout.gradient_accumulation_steps > 1
-    weights = element / _ranks(layout) if layout.offload_param == "cpu" else 0.0
+    weights = element / layout.dense_dp if layout.offload_param == "cpu" else 0.0
     if layout.offload_optimizer == "none":
         return OffloadedBytes(weights=weights)
     if layout.zero_stage < 3:
         # Updated weights have another host copy until the all-gather (param_buffer_of_bit16_for_cpu_offload_groups).
         # Stage 2 sums fp32 gradients in host memory (accumulated_grads_in_cpu), bf16 gradients on the device.
-        weights += element / _ranks(layout)
+        weights += element / layout.dense_dp
         summed = 4.0 if accumulates and precision == "fp32" and layout.zero_stage == 2 else 0.0
     else:
         summed = 4.0 if accumulates else element
@@ -87,8 +77,8 @@ def host_state_bytes(layout: Layout, precision: Precision, frozen: bool = False)
     masters = layout.master_bytes  # the optimizer's gradient has their dtype
     return OffloadedBytes(
         weights=weights,
-        gradients=(summed + (masters if in_host else 0.0)) / _ranks(layout),
-        optimizer=(masters + moment_bytes(layout).rest) / _ranks(layout) if in_host else 0.0,
+        gradients=(summed + (masters if in_host else 0.0)) / layout.dense_dp,
+        optimizer=(masters + moment_bytes(layout).rest) / layout.dense_dp if in_host else 0.0,
     )
 
 
@@ -96,9 +86,9 @@ def nvme_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
     """Bytes per parameter on NVMe on one rank. fp32 gradients, master weights, moments and weights each have a file."""
     optimizer = layout.offload_optimizer == "nvme"
     return OffloadedBytes(
-        weights=_element(layout, precision) / _ranks(layout) if layout.offload_param == "nvme" else 0.0,
-        gradients=4.0 / _ranks(layout) if optimizer else 0.0,
-        optimizer=12.0 / _ranks(layout) if optimizer else 0.0,
+        weights=weight_element(layout, precision) / layout.dense_dp if layout.offload_param == "nvme" else 0.0,
+        gradients=4.0 / layout.dense_dp if optimizer else 0.0,
+        optimizer=12.0 / layout.dense_dp if optimizer else 0.0,
     )
 
 
@@ -110,7 +100,7 @@ def host_buffer_bytes(workload: Workload) -> float:
     weights of the largest sub group, from which updated weights are written (reserve_partitioned_swap_space).
     """
     model, layout = workload.model, workload.layout
-    element = _element(layout, workload.job.precision)
+    element = weight_element(layout, workload.job.precision)
     sizes = deepspeed_sizes.buffer_sizes(model, workload.cluster, layout)
     total, group = 0.0, 0
     if layout.uses_nvme:
@@ -121,7 +111,7 @@ def host_buffer_bytes(workload: Workload) -> float:
         total += sizes["optimizer_buffer_count"] * 4.0 * group
     if layout.offload_param == "nvme":
         total += sizes["param_buffer_count"] * element * sizes["param_buffer_size"]
-        total += element * group * _ranks(layout)
+        total += element * group * layout.dense_dp
     return total
 
 
@@ -140,7 +130,7 @@ def host_ram_gib_per_node(workload: Workload) -> float:
         # Pipeline ranks are the slowest to vary, so all ranks of a node may be of the fullest stage.
         stepped = max(workload.stepped_parameters(parameters) for parameters in workload.parameters)
         return to_gib(of_trained * stepped * cluster.gpus_per_node)
-    of_weights = PINNED_ROUNDING * stored_weight_bytes(workload) / _ranks(layout) if states.weights else 0.0
+    of_weights = PINNED_ROUNDING * stored_weight_bytes(workload) / layout.dense_dp if states.weights else 0.0
     rank = (of_weights + of_trained * workload.trained_parameters) / layout.tp + host_buffer_bytes(workload)
     rank += offloaded_activation_bytes(workload, pinned=True)
     return to_gib(rank * layout.world_size / cluster.num_nodes) + _reference_gib_per_node(workload)
@@ -157,7 +147,7 @@ def offloaded_activation_bytes(workload: Workload, pinned: bool = False) -> floa
 
 def stored_weight_bytes(workload: Workload) -> float:
     """Bytes of all weights as the host stores them: those of linear layers as codes, if they are quantised."""
-    lora, element = workload.job.lora, _element(workload.layout, workload.job.precision)
+    lora, element = workload.job.lora, weight_element(workload.layout, workload.job.precision)
     if lora is None and workload.layout.engine == "torch":
         element = float(workload.weight_bytes)
     total = count(workload.model).total

@@ -109,6 +109,11 @@ def moment_bytes(layout: Layout, optimizer: OptimizerName = "adamw") -> Moments:
     return Moments(moments.matrices / 2, moments.rest / 2)
 
 
+def weight_element(layout: Layout, precision: Precision) -> float:
+    """Bytes of a model weight under ZeRO."""
+    return 4.0 if precision == "fp32" or layout.autocast else 2.0
+
+
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
     """Bytes per parameter that the engine keeps on the device."""
     moments = moment_bytes(layout, optimizer)
@@ -131,7 +136,7 @@ def _torch(layout: Layout, moments: Moments, gathered_in_step: float) -> StateBy
     """
     if layout.offload_param != "none":  # everything is on the host between its uses
         return NO_STATES
-    ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
+    ranks = layout.dense_dp if layout.zero_stage >= 2 else 1
     stay = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
     short = layout.gradient_dtype == "bf16" or layout.master_bytes == 2
     casts = short and moments.vectors is not None
@@ -161,7 +166,7 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
     _copy_model_grads_to_main_grads), unless the optimizer reads them as they are (precision-aware). In fp32 the
     weights are the master weights: 16 bytes, or 8 + 8/d.
     """
-    ranks = layout.dp * layout.cp if layout.zero_stage else 1
+    ranks = layout.dense_dp if layout.zero_stage else 1
     weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, layout.master_bytes)
     short = layout.gradient_dtype == "bf16"
     gradients = 2.0 if short else 4.0
@@ -192,9 +197,8 @@ def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateB
     with a device name. For gradients see ``_deepspeed_gradients``. Every term was checked against the engine's tensors
     (docs/deepspeed-bytes.md).
     """
-    stage, ranks = layout.zero_stage, layout.dp * layout.cp  # ZeRO shards over sequence-parallel ranks too
-    short = precision != "fp32" and not layout.autocast
-    element = 2.0 if short else 4.0
+    stage, ranks, element = layout.zero_stage, layout.dense_dp, weight_element(layout, precision)
+    short = element == 2.0
     fullest, in_forward, in_step, between = _deepspeed_gradients(layout, precision)
     masters = layout.master_bytes if short or stage >= 1 else 0.0
     shards = ranks if stage >= 1 else 1
@@ -224,11 +228,9 @@ def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, f
     offload copies each gradient to the host (async_inplace_copy_grad_to_fp32_buffer_from_gpu). But the fp32 sums of
     stages 1 and 2 stay on the device (stage_1_and_2.py, _build_compact_grad_partition_buffer).
     """
-    stage, ranks = layout.zero_stage, layout.dp * layout.cp
+    stage, ranks, element = layout.zero_stage, layout.dense_dp, weight_element(layout, precision)
     accumulates = layout.gradient_accumulation_steps > 1
-    sixteen_bit = precision != "fp32" and not layout.autocast
-    element = 2.0 if sixteen_bit else 4.0
-    sums_in_fp32 = sixteen_bit and accumulates
+    sums_in_fp32 = element == 2.0 and accumulates
     offloaded = layout.offload_optimizer != "none"
     if stage == 0:
         return element, element if accumulates else 0.0, element, 0.0

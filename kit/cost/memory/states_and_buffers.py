@@ -87,7 +87,7 @@ def _flattening(workload: Workload, state: StateBytes) -> float:
     their size for a moment (initialize_optimizer_states)."""
     layout = workload.layout
     (parameters,) = workload.parameters
-    weights, own = state.weights * parameters.total, parameters.total / (layout.dp * layout.cp)
+    weights, own = state.weights * parameters.total, parameters.total / layout.dense_dp
     # Vectors are flattened last, and keep until then what all weights shared (kit/engines/deepspeed/whole_model.py).
     shared = state.weights * deepspeed_sizes.largest_parameter(workload.model) / layout.tp
     masters = 0.0 if layout.offload_optimizer != "none" else layout.master_bytes * own
@@ -104,7 +104,7 @@ def _most_step_extra(workload: Workload) -> float:
     model, layout = workload.model, workload.layout
     gathered = OPTIMIZERS[workload.job.optimizer.name].gathered_in_step.get(layout.engine, 0.0)
     if layout.engine == "torch":
-        return (gathered or 4.0 / (layout.dp * layout.cp)) * deepspeed_sizes.largest_parameter(model)
+        return (gathered or 4.0 / layout.dense_dp) * deepspeed_sizes.largest_parameter(model)
     if layout.engine == "megatron":
         return gathered * deepspeed_sizes.largest_layer_matrix(model)
     sizes = deepspeed_sizes.buffer_sizes(model, workload.cluster, layout) if layout.zero_stage == 3 else {}
@@ -126,7 +126,7 @@ def _exported_bytes(model: ModelSpec, layout: Layout, job: JobSpec) -> float:
     export copies fp32 state to the host without a temporary: replicas, and the shards of the torch engine."""
     opened, optimizer = 0, job.optimizer.name
     if layout.engine == "deepspeed" and optimizer.endswith("-8bit") and job.lora is None:
-        ranks = layout.tp * (layout.dp * layout.cp if layout.zero_stage else 1)
+        ranks = layout.tp * (layout.dense_dp if layout.zero_stage else 1)
         opened = ceil(count(model).total / ranks)
     if layout.implementation == "huggingface":
         whole = layout.zero_stage == 0 or layout.engine == "torch"
@@ -184,7 +184,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         sharded = layout.zero_stage > 0
         if workload.job.precision == "bf16":
             dense = dense._replace(weights=dense.weights / 2)  # frozen weights have no fp32 master weights
-        own = 4.0 / (layout.dp * layout.cp if sharded else 1)
+        own = 4.0 / (layout.dense_dp if sharded else 1)
         moments = OPTIMIZERS[workload.job.optimizer.name].moments.matrices * own / 4
         if not in_host:
             of_adapters = StateBytes.with_gradients(own, weights=own, optimizer=moments)
@@ -196,9 +196,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         share = layer.experts / layer.routed if lora.quantize_moe_experts else 0.0
         one = 2.0 * max(deepspeed_sizes.largest_layer_matrix(model), share * layer.routed)
         gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
-        owners = (
-            layout.dp * layout.cp if layout.zero_stage == 3 or (layout.engine == "torch" and layout.zero_stage) else 1
-        )
+        owners = layout.dense_dp if layout.zero_stage == 3 or (layout.engine == "torch" and layout.zero_stage) else 1
         matrix_weights = (0.0 if in_host else base.codes / owners) + base.scales(model)
     return memory._replace(
         adapters=adapters,
@@ -221,7 +219,7 @@ def _frozen_fsdp_buffers(workload: Workload, base: Quantised | None) -> tuple[fl
     layer = (per_matrix * counts.layer.matrices + element * rest) / layout.tp
     kept = layer * counts.num_layers if layout.zero_stage == 2 else 0.0
     # A rank's own part of the next layer is copied from the host before it is gathered.
-    own = layer / (layout.dp * layout.cp) if layout.offload_param != "none" else 0.0
+    own = layer / layout.dense_dp if layout.offload_param != "none" else 0.0
     return root + kept, root + max(kept, 2 * layer + own), root
 
 
@@ -278,7 +276,7 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
         attention=counts.layer.attention / layout.tp,
         after_forward=layers if layout.zero_stage == 2 else 0.0,
         element=element,
-        scattered=4.0 * (2 if on_host else short) / (layout.dp * layout.cp),
+        scattered=4.0 * (2 if on_host else short) / layout.dense_dp,
     )
 
 

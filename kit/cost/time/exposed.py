@@ -142,7 +142,7 @@ def data_parallel_s(
 ) -> float:
     """Exposed seconds of a step. ``forward`` and ``backward``: compute seconds of one micro batch on a rank."""
     layout, how = workload.layout, workload.execution
-    ranks = gpu.group(layout.dp * layout.cp, layout.tp)
+    ranks = gpu.group(layout.dense_dp, layout.tp)
     expert_ranks = gpu.group(layout.expert_dp, layout.ep * layout.etp)
     if ranks.size == 1 and expert_ranks.size == 1:
         return 0.0
@@ -210,7 +210,7 @@ def forward_gather_s(gpu: GpuPerf, workload: Workload, parameters: RankParameter
     """Exposed seconds of the gathers of one forward without gradient; 0 unless weights are sharded. ``forward``: its
     compute seconds."""
     layout, how = workload.layout, workload.execution
-    ranks = gpu.group(layout.dp * layout.cp, layout.tp)
+    ranks = gpu.group(layout.dense_dp, layout.tp)
     if ranks.size == 1 or not (layout.zero_stage == 3 or (layout.zero_stage == 2 and how.engine == "fsdp")):
         return 0.0
     messages, width = _gathers(workload)

@@ -236,7 +236,7 @@ class StepTimeModel:
         sizes = (fills_the_link(workload.cluster, layout), layout.reduce_bucket_size)
         few, many = (min(most, parameters / max(1, size)) for size in sizes)
         passes = layout.gradient_accumulation_steps if layout.zero_stage >= 2 else 1
-        return passes * max(0.0, many - few) * self.gpu.group(layout.dp * layout.cp, layout.tp).latency_s
+        return passes * max(0.0, many - few) * self.gpu.group(layout.dense_dp, layout.tp).latency_s
 
     def _optimizer_s(self, workload: Workload, parameters: RankParameters) -> float:
         updated = workload.stepped_parameters(parameters)
@@ -289,7 +289,7 @@ def _muon_s(gpu: GpuPerf, workload: Workload) -> float:
     layout = workload.layout
     width = 4.0 if layout.engine == "megatron" or workload.job.precision == "fp32" else 2.0
     sharded = layout.engine == "torch" and layout.zero_stage > 0
-    over_data, over_tensors = gpu.group(layout.dp * layout.cp if sharded else 1, layout.tp), gpu.group(layout.tp, 1)
+    over_data, over_tensors = gpu.group(layout.dense_dp if sharded else 1, layout.tp), gpu.group(layout.tp, 1)
     seconds = 0.0
     for matrix in adapted_layers(workload.model, LoraSpec(targets="all-linear")):
         size = width * matrix.inputs * matrix.outputs
@@ -317,7 +317,7 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
         share = layout.optimizer_offload_fraction * workload.stepped_parameters(parameters)
         return _host_step_s(workload, share) + (4.0 + element) * share / pcie
     total = workload.trained_parameters
-    share = total / (layout.dp * layout.cp)
+    share = total / layout.dense_dp
     disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0
     compute = (components["compute"] + components["recompute"]) / m
@@ -339,7 +339,7 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
         seconds += (2 * 12.0 + 2 * 4.0) * total / disk
     if layout.offload_param != "none":
         weights = stored_weight_bytes(workload)
-        link = 2 * weights / (layout.dp * layout.cp) / pcie
+        link = 2 * weights / layout.dense_dp / pcie
         if layout.offload_param == "nvme":
             link = max(link, 2 * weights / disk)
             seconds += weights / disk
