@@ -205,6 +205,8 @@ OFFLOAD: Rows = [
      [stepped(TOTAL / 2, 44) + 6 * TOTAL / 16 / PCIE, 0]),
     ("weights too", lambda: offloaded(Z[3].but(offload_param="cpu"), False),
      [stepped(TOTAL, 50) + (4 + 4 + 4) * SHARD / PCIE, 0]),
+    ("weights too, of ranks that split sequences", lambda: offloaded(Z[3].but(offload_param="cpu", dp=4, cp=2), False),
+     [stepped(TOTAL, 50) + (4 + 4 + 4) * SHARD / PCIE, 0]),
     ("weights alone", lambda: offloaded(Z[3].but(offload_optimizer="none", offload_param="cpu",
         gradient_accumulation_steps=2)),
      [2 * seen(4 * SHARD / PCIE, 4e-3), 0.5]),
