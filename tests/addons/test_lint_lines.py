@@ -20,6 +20,8 @@ SCRIPTS = (
     'ALL=(\n  --nnodes 1\n  # two of them\n  --nproc_per_node 2\n)\ntorchrun "${ALL[@]}" t.py --name "a b"',
     "export A=1 \nB='$A'\ntorchrun --nnodes $A t.py",
     "torchrun --nproc_per_node 8 t.py # --seed 2",
+    "N=3\ntorchrun --nproc_per_node 8 t.py --seed $N>/dev/stdout 2>/dev/null",
+    'torchrun --nproc_per_node 8 t.py --seed "4">&1 <<<no 2>&1',
 )
 
 

@@ -301,6 +301,10 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
           "metrics.jsonl:4"),),
     ),
     "one run": ({"metrics.jsonl": steps_of(1, 2, 3, 4)}, ()),
+    "a line longer than what is read of it counts as one": (
+        {"metrics.jsonl": [f'{{"text": "{"x" * 9000}"}}', *steps_of(1, 1)]},
+        (("two-runs at step 1: ", "metrics.jsonl:3"),),
+    ),
     "of two slow ranks in turn the last is named": (
         {"metrics.jsonl": steps_of(1), "events.jsonl": [slow(3, 10), slow(5, 20)]},
         (("slow-rank on rank 5 at step 20: rank 5 on node-5 works 1.8 times as long as the others, who wait for it, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kit.addons.lint.commands import Command, number, plain_name
+from kit.addons.lint.fix import changed
 from kit.addons.lint.known_keys import accelerate_keys
 from kit.specs.strict_yaml import Document
 
@@ -14,21 +15,22 @@ _KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "
 
 def with_line(command: Command, document: Document) -> Document:
     """The document with the options of the line, which come first; one that is only on the line has its number."""
-    names = {plain_name(option): value for option, value in command.options}
-    kind = next((kind for option, kind in _KINDS.items() if option in names), None)
-    known, sections = accelerate_keys(), {"fsdp_config", "parallelism_config"}
-    if kind is not None and "use_parallelism_config" not in names:
+    given = {plain_name(option): value for option, value in command.options}
+    kind = next((kind for option, kind in _KINDS.items() if option in given), None)
+    sections = ["fsdp_config", "parallelism_config"]
+    if kind is not None and "use_parallelism_config" not in given:
         sections.remove("parallelism_config")  # commands/launch.py, _validate_launch_command: not the file's either
     data = {key: value for key, value in document.data.items() if key != "parallelism_config" or key in sections}
     data |= {"distributed_type": kind} if kind is not None else {}
-    for name, value in names.items():
-        given: Any = True if value is None else value if number(value) is None else number(value)
-        if name == "mixed_precision" and data.get("distributed_type") == "DEEPSPEED":
-            continue  # beside a DeepSpeed file it is refused in the YAML alone
-        if name in known.tree and not known.inside((name,)):
-            data[name] = given
-        for section in sections:
-            if name in (known.inside((section,)) or {}):
-                inner = data.get(section)
-                data[section] = {**(inner if isinstance(inner, dict) else {}), name: given}
+    known = accelerate_keys()
+    places: dict[str, tuple[str, ...]] = {name: (name,) for name in known.tree if known.inside((name,)) is None}
+    places |= {name: (section, name) for section in sections for name in known.inside((section,)) or ()}
+    if data.get("distributed_type") == "DEEPSPEED":
+        del places["mixed_precision"]  # beside a DeepSpeed file it is refused in the YAML alone
+    data = changed(data, [(places[name], _plain(value)) for name, value in given.items() if name in places])
     return Document(document.name, data, document.lines or {(key,): command.line for key in data})
+
+
+def _plain(value: str | None) -> Any:
+    """A switch is true, a whole number a number."""
+    return True if value is None else value if number(value) is None else number(value)

@@ -33,7 +33,8 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     """
     paths = list(paths)
     recorded = flight_recorder.records(paths)
-    logs, metrics = list(log_files(p for p in paths if not flight_recorder.is_record(p))), metrics_files(paths)
+    logs = list(log_files(path for path in paths if flight_recorder.rank_of(path) is None))
+    metrics = metrics_files(paths)
     if not (logs or metrics or recorded):
         raise SpecError(
             f"{', '.join(map(str, paths))}: no log (.log, .txt, .out or .err), no metrics.jsonl and no flight record "

@@ -48,30 +48,29 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"a flight record holds no {module}.{name}")
 
 
-def is_record(path: Path) -> bool:
-    """Whether a file is a record, by its name, which ends in the rank, and its first byte."""
+def rank_of(path: Path) -> int | None:
+    """The rank of a record, by the end of its name; None if its name or its first byte says that it is none."""
+    rank = _RANK.search(path.name)
     try:
         with open_regular(path) as stream:
-            return bool(_RANK.search(path.name)) and stream.read(1) == _MAGIC
+            return int(rank[1]) if rank and stream.read(1) == _MAGIC else None
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def records(paths: Iterable[Path]) -> waits.Records:
     """Rank → (file, record) of every flight record in these files and directories; other files are skipped."""
     found: dict[int, tuple[str, Mapping[str, Any]]] = {}
-    for path in paths:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if not file.is_file() or not is_record(file) or file.stat().st_size > LARGEST_BYTES:
-                continue
-            match = _RANK.search(file.name)
-            assert match is not None
-            try:
-                data = _Plain(io.BytesIO(file.read_bytes())).load()
-            except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError):
-                continue
-            if isinstance(data, dict) and isinstance(data.get("entries"), list):
-                found[int(match.group(1))] = (file.name, data)
+    for file in (file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])):
+        rank = rank_of(file)
+        if rank is None or file.stat().st_size > LARGEST_BYTES:
+            continue
+        try:
+            data = _Plain(io.BytesIO(file.read_bytes())).load()
+        except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError):
+            continue
+        if isinstance(data, dict) and isinstance(data.get("entries"), list):
+            found[rank] = (file.name, data)
     return found
 
 

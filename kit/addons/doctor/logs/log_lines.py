@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -136,16 +138,11 @@ def pieces(path: Path) -> Iterator[Piece]:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     with stream:
-        while True:
-            more = stream.read(PIECE_BYTES)
+        for more in itertools.chain(iter(partial(stream.read, PIECE_BYTES), b""), [b""]):
             text += more
-            end = len(text)
-            if more:
-                ahead = max(begin, end - AROUND_BYTES)
-                end = text.rfind(b"\n", begin, ahead) + 1 or ahead
+            ahead = max(begin, len(text) - AROUND_BYTES)
+            end = (text.rfind(b"\n", begin, ahead) + 1 or ahead) if more else len(text)
             yield Piece(text, begin, end, line, path.name, rank)
-            if not more:
-                return
             line += text.count(b"\n", begin, end)
             kept = max(0, end - AROUND_BYTES)
             text, begin = text[kept:], end - kept
