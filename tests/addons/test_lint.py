@@ -422,6 +422,13 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert "writes a copy of one file" in kit_refusal(["lint", *paths, "--write-fixed", str(tmp_path / "new.json")])
 
 
+def test_each_of_several_in_one_file_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path, BASE | {"amp": {}, "nebula": {}, "steps_per_print": "10", "seed": "1"}, ".json")
+    told = [(each.rule, each.key) for each in lint(path) if each.rule in ("removed-key", "text-value")]
+    quoted = [("text-value", "steps_per_print"), ("text-value", "seed")]
+    assert told == [("removed-key", "amp"), ("removed-key", "nebula"), *quoted]
+
+
 @pytest.mark.parametrize(("wrong", "shown", "last"), [(49, 49, ""), (50, 50, ""), (53, 50, "3 more of the same")])
 def test_of_very_many_findings_fifty_are_shown_and_the_others_counted(
     wrong: int, shown: int, last: str, tmp_path: Path

@@ -102,38 +102,45 @@ class _Scanner:
 
     def _skip_blanks(self) -> bool:
         """To the next word of this command, behind redirections; False at its end."""
-        self._skip(_BLANKS)
+        self._skip_blanks_alone()
         while redirected := _REDIRECTED.match(self.text, self.at):
             self.at = redirected.end()
             if redirected[1] is None and self._skip_blanks():
                 self._word()
-            self._skip(_BLANKS)
+            self._skip_blanks_alone()
         return self.text[self.at : self.at + 1] not in ("", *"\n;&|()")
 
-    def _skip(self, pattern: re.Pattern[str]) -> None:
-        found = pattern.match(self.text, self.at)
+    def _skip_blanks_alone(self) -> None:
+        found = _BLANKS.match(self.text, self.at)
         self.at = found.end() if found else self.at
 
     def _assignment(self, assigned: re.Match[str], own: dict[str, str | None], conditional: bool) -> None:
         """``own``: the variables of this command, which a value is added to. An array is the script's."""
         name, self.at = assigned[1], assigned.end()
-        words: list[Word] = []
         if self.text.startswith("(", self.at):
             self.at += 1
-            while self.text[self.at : self.at + 1] not in (")", ""):
-                if self._skip_blanks():
-                    words += self._word()
-                else:
-                    self.at += not self.text.startswith(")", self.at)
-            self.at += 1
-            held = self.arrays.get(name, []) if assigned[2] else []
-            is_alternative = conditional and words and words[0].value in {word.value for word in held}
-            self.arrays[name] = held if is_alternative else [*held, *words]
+            words = self._elements()
+            array = self.arrays.get(name, []) if assigned[2] else []
+            is_alternative = conditional and words and words[0].value in {word.value for word in array}
+            self.arrays[name] = array if is_alternative else [*array, *words]
             return
         words = self._word()
-        value = " ".join(word.value or "" for word in words) if all(word.value for word in words) else None
+        held = self.variables.get(name, "") if assigned[2] else ""
+        is_known = held is not None and all(word.value for word in words)
+        value = f"{held}{' '.join(word.value or '' for word in words)}" if is_known else None
         known = self.variables.get(name, value)
         own[name] = value if not conditional or known in (value, "", None) else None
+
+    def _elements(self) -> list[Word]:
+        """The words of an array, up to the parenthesis that closes it."""
+        words: list[Word] = []
+        while self.text[self.at : self.at + 1] not in (")", ""):
+            if self._skip_blanks():
+                words += self._word()
+            else:
+                self.at += not self.text.startswith(")", self.at)
+        self.at += 1
+        return words
 
     def _word(self) -> list[Word]:
         """One word as it is written: none or several where it is an array, or a variable with blanks."""
