@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from benchmarks.tests.probe_small import CASES, LLAMA, case
 from kit.addons.probe import run
-from kit.addons.probe.result import MemorySnapshot, ProbeResult
+from kit.addons.probe.result import MemorySnapshot, ProbeResult, predicted
 from kit.addons.probe.run import ProbeError, probe
 from kit.addons.probe.tracker import LiveBytes
 from kit.planner.plan import Plan
@@ -124,3 +125,14 @@ def test_a_stage_that_is_not_there() -> None:
     assert "stage=2 of a plan with pp=1; use 0 to 0" in refusal(
         ProbeError, probe, case(LLAMA, "torch", zero_stage=0).plan(), 2
     )
+
+
+def test_the_command_prints_measured_and_predicted_bytes(tmp_path: Path) -> None:
+    plan = case(LLAMA, "torch", zero_stage=0).plan()
+    plan.save(tmp_path / "plan.yaml")
+    words = [sys.executable, "-m", "kit", "probe", str(tmp_path / "plan.yaml"), "--json", "--stage"]
+    done = [subprocess.run([*words, stage], capture_output=True, text=True, cwd=ROOT) for stage in ("0", "1")]
+    (found,) = json.loads(done[0].stdout)
+    assert (found["stage"], found["predicted"]) == (0, vars(predicted(plan, 0)))
+    assert abs(found["activations_error"]) < 0.08
+    assert (done[1].returncode, "stage=1 of a plan with pp=1; use 0 to 0" in done[1].stderr) == (2, True)

@@ -1,4 +1,5 @@
 """The probe: a plan's memory measured without a GPU, on the real model code with fake tensors.
 
-``python -m kit.addons.probe PLAN.yaml --stage 0``. See ``kit/addons/probe/run.py``.
+``kit probe PLAN.yaml --stage 0``. See ``kit/addons/probe/run.py``. It patches torch for good, so a process that has
+probed does nothing else.
 """

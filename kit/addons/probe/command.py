@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import json
+import logging
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,11 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Measure a plan's memory: run the real model code on fake tensors, without a GPU. Needs torch."""
-    # Another process: the probe patches torch for good.
-    args = [sys.executable, "-m", "kit.addons.probe", str(plan), *(["--json"] if as_json else [])]
-    os.execv(sys.executable, args + (["--stage", str(stage)] if stage is not None else []))
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")  # engines warn of what a probe does on purpose
+    from kit.addons.probe.run import probe, render
+    from kit.planner.plan import Plan
+
+    loaded = Plan.load(plan)
+    found = [probe(loaded, each) for each in (loaded.workload.stages.distinct if stage is None else (stage,))]
+    typer.echo(json.dumps([each.as_json() for each in found], indent=1) if as_json else render(loaded, found))

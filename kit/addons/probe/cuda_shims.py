@@ -6,7 +6,7 @@ The probe measures the memory of a GPU. Where torch uses another operator on a C
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,33 +40,10 @@ def _rms_norm(module: torch.nn.RMSNorm, value: torch.Tensor) -> torch.Tensor:
     return normed
 
 
-class FusedAttention(torch.autograd.Function):
-    """Saves what CUDA's memory-efficient kernel saves, if values are narrower than keys (latent attention) or the mask
-    is learned (T5's positions). On a CPU torch would materialise the scores."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        batch, heads, length, _ = query.shape
-        # (batch, sequence, head, width) in memory, as the kernels write it
-        output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
-        sums = query.new_empty(batch, heads, length, dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, output, sums, bias)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, _, _, bias = ctx.saved_tensors
-        of_bias = None
-        if bias is not None and ctx.needs_input_grad[3]:
-            # One gradient per sequence, then the sum (aten/native/transformers/cuda/attention_backward.cu, grad_bias).
-            batch, heads, length, _ = query.shape
-            of_bias = bias.new_empty(batch, heads, length, key.shape[2]).sum_to_size(bias.shape)
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), of_bias
-
-
 def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """CUDA's memory-efficient kernel, if values are narrower than keys (latent attention) or the mask is learned (T5's
+    positions). On a CPU torch would materialise the scores."""
+
     def attention(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
@@ -74,7 +51,11 @@ def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         learned = mask is not None and mask.requires_grad
         if not learned and (query.shape[-1] == value.shape[-1] or query.shape[1] != key.shape[1]):
             return original(query, key, value, *args, **kwargs)
-        attended: torch.Tensor = FusedAttention.apply(query, key, value, mask if learned else None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # One bias per sequence, whose gradients are summed, as torch gives it to the kernel.
+        bias = mask.expand(*query.shape[:3], key.shape[2]) if mask is not None and learned else None
+        attended: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[
+            0
+        ]
         return attended
 
     return attention
@@ -191,14 +172,11 @@ def installed(megatron: bool) -> Iterator[None]:
             (attention, "causal_lower_right", lambda *_: None),
             (MoEAlltoAllTokenDispatcher, "preprocess", _even_routing),
         ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in table]
-    for owner, name, value in table:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
+    with ExitStack() as undone:
+        for owner, name, value in table:
+            undone.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
+        yield
 
 
 @contextmanager

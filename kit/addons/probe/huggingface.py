@@ -3,7 +3,8 @@ DeepSpeed only the layers: its states are measured on real processes (docs/deeps
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from kit.addons.probe.tracker import LiveBytes, storage_bytes
 from kit.engines.huggingface import adapters, models
 from kit.engines.kernels import fp8
 from kit.engines.kernels.chunked_loss import ChunkedLoss
-from kit.engines.kernels.loss import summed_cross_entropy
-from kit.engines.kernels.prepare_model import recompute
+from kit.engines.kernels.prepare_model import recompute, summed_loss
 from kit.engines.kernels.tiled_mlp import tile_mlps
 from kit.engines.protocol import MicroBatch
 from kit.engines.torch import fsdp
@@ -73,17 +73,14 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     begin = live.now
     live.restart()
     ids = torch.zeros(layout.micro_batch_size, job.seq_length, dtype=torch.long)
-    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
-    if context is not None:
-        part = context.shard_batch(MicroBatch(ids, ids))
-        ids, arguments = part.labels, arguments | {"input_ids": part.input_ids, "position_ids": part.position_ids}
-    autocast = layout.engine == "torch" and layout.zero_stage == 0 and job.precision != "fp32"
+    batch = context.shard_batch(MicroBatch(ids, ids)) if context else MicroBatch(ids, ids)
+    del ids  # a rank of context parallelism has its part alone
+    run: Any = split.module(training=True) if split else model
     if plan.model.is_encoder_decoder:
-        arguments |= {"decoder_input_ids": ids}
-    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext(), _labels(chunked, ids):
-        logits = (split.module(training=True) if split else model)(**arguments).logits
-    loss = logits if chunked else summed_cross_entropy(logits, ids)
-    del logits
+        run = partial(run, decoder_input_ids=batch.input_ids)  # without a mask of the encoder's input: no row is padded
+    autocast = layout.engine == "torch" and layout.zero_stage == 0 and job.precision != "fp32"
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        loss = summed_loss(run, batch, batch.labels.device, chunked)
     kept = live.now - begin
     loss.backward()
     activations = live.peak - begin
@@ -95,10 +92,6 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
         activations=float(activations),
         kept=float(kept),
     )
-
-
-def _labels(chunked: ChunkedLoss | None, ids: torch.Tensor) -> AbstractContextManager[None]:
-    return chunked.of(ids) if chunked else nullcontext()
 
 
 def _gradient(parameter: torch.Tensor, live: LiveBytes, engine: str) -> None:
