@@ -55,9 +55,9 @@ def test_a_link_holds_the_state(state: State) -> None:
 
 
 def test_a_change_drops_the_pin_and_an_empty_value_takes_a_change_back() -> None:
-    state = State(pin="x").having(job__seq_length="8192", layout__engine="torch")
+    state = State(pin="x").having("job.seq_length", "8192").having("layout.engine", "torch")
     assert (state.get("job.seq_length"), state.pin) == ("8192", "")
-    assert state.having(layout__engine="").changes == (*State().changes, ("job.seq_length", "8192"))
+    assert state.having("layout.engine", "").changes == (*State().changes, ("job.seq_length", "8192"))
 
 
 def test_an_answer_is_the_plan_of_the_python_interface() -> None:
@@ -153,7 +153,7 @@ def test_cost_is_money_where_a_price_is_known_and_days_of_gpus_elsewhere() -> No
 
 
 def test_what_changed_since_the_last_choice() -> None:
-    before, now = answered(State()), answered(State().having(job__seq_length="8192"))
+    before, now = answered(State()), answered(State().having("job.seq_length", "8192"))
     assert before.changed_since(None) == before.changed_since(before.plan) == []
     rows = {row["what"]: row for row in now.changed_since(before.plan)}
     assert {"step", "MFU", "peak GiB", "tokens/s a GPU"} <= set(rows)
@@ -264,7 +264,7 @@ def test_a_wrong_link_says_what_is_wrong_and_reads_no_file(
     ],
 )
 def test_a_wrong_text_says_what_is_wrong(text: str, part: str) -> None:
-    assert part in refusal(SpecError, State().pasting(text).having(cluster="8xH100").recipe, {})
+    assert part in refusal(SpecError, State().pasting(text).having("cluster", "8xH100").recipe, {})
 
 
 def test_a_text_that_no_link_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

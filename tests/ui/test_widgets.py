@@ -57,24 +57,36 @@ async def visited(query: str, acts: Sequence[Act], offered: Any = None) -> Any:
     return page
 
 
+FORM = {
+    "model": "model", "cluster": "cluster", "gpus": "gpus", "seq_length": "job.seq_length",
+    "batch": "job.global_batch_size", "objective": "job.objective", "tokens": "job.total_tokens",
+    "precision": "job.precision", "method": "job.lora", "engine": "layout.engine", "pin": "pin",
+}  # fmt: skip
+"""Name of a field in these tests → its key in the form."""
+SLIDERS = {"gpus": ("GPUs", 1), "seq_length": ("Sequence length", 256), "batch": ("Sequences a step", 1)}
+"""Name of a field with a slider → its label, and the slider's first number."""
+
+
+def slider_of(page: Any, name: str) -> Any:
+    label = f"{SLIDERS[name][0]}, powers of two"
+    return next(each for each in page.client.elements.values() if each.props.get("aria-label") == label)
+
+
 def see(page: Any) -> dict[str, Any]:
     """What the form and the answer show."""
-    dials = {name: getattr(page, name) for name in ("gpus", "seq_length", "batch")}
-    boxes = {name: getattr(page, name).value for name in ("model", "cluster", "precision", "method", "engine", "pin")}
+    slid = {name: slider_of(page, name).props for name in SLIDERS}
+    (words, _) = page.words
     return {
-        **boxes,
-        **{name: number.value for name, (number, _, _) in dials.items()},
-        **{f"{name} slid": values[slider.props.get("value", 0)] for name, (_, slider, values) in dials.items()},
-        **{f"{name} said": slider.props.get("aria-valuetext") for name, (_, slider, _) in dials.items()},
-        "tokens": page.tokens.value,
+        **{name: page.form[key].value for name, key in FORM.items()},
+        **{f"{name} slid": first * 2 ** slid[name].get("value", 0) for name, (_, first) in SLIDERS.items()},
+        **{f"{name} said": slid[name].get("aria-valuetext") for name in SLIDERS},
         "link": page.state.query(),
         "message": page.message.text if page.message.visible else "",
         "status": page.status.text,
-        "plan": page.words.text if page.words.visible else "",
+        "plan": words.text if words.visible else "",
         "stale": "stale" in page.results.classes,
-        "command": page.command.text if page.typed.visible else "",
+        "command": page.command.text if page.command.parent_slot.parent.visible else "",
         "file": page.file.value,
-        "objective": page.objective.value,
         "changed": [row["what"] for row in page.changed.rows] if page.changed.visible else [],
         "charts": [name for name, (box, chart) in page.charts.items() if box.visible and chart.options["series"]],
         "files": page.file.options if page.files_box.visible else [],
@@ -85,8 +97,29 @@ def put(name: str, value: Any) -> Act:
     """Types or chooses a value."""
 
     def act(page: Any) -> None:
-        box = getattr(page, name)
-        (box[0] if isinstance(box, tuple) else box).value = value
+        box = page.form[FORM[name]] if name in FORM else getattr(page, name)
+        box.value = value
+
+    return act
+
+
+def heard(element: Any, kind: str, *args: Any) -> None:
+    """What the browser sends of an element."""
+    for listener in [each for each in element._event_listeners.values() if each.type == kind]:
+        listener.handler(*args)
+
+
+def slide(name: str, index: int) -> Act:
+    return lambda page: heard(slider_of(page, name), "input", SimpleNamespace(args=str(index)))
+
+
+def press(label: str) -> Act:
+    """Clicks the button, which has to be there."""
+
+    def act(page: Any) -> None:
+        (button,) = (each for each in page.client.elements.values() if getattr(each, "text", "") == label)
+        assert all(each.visible for each in (button, *button.ancestors()))
+        heard(button, "click", None)
 
     return act
 
@@ -109,7 +142,7 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
         "link": f"{LLAMA}&job.seq_length=8192", "seq_length slid": 8192, "seq_length said": "8,192"}),
     "a sequence length between two powers": (LLAMA, [put("seq_length", 5000)], {
         "link": f"{LLAMA}&job.seq_length=5000", "seq_length": 5000, "seq_length slid": 4096}),
-    "a slider": (LLAMA, [lambda page: page._slid(page.batch[0], 256)], {
+    "a slider": (LLAMA, [slide("batch", 8)], {
         "link": f"{LLAMA}&job.global_batch_size=256", "batch": 256, "batch slid": 256}),
     "two choices of one moment": (LLAMA, [lambda page: [act(page) for act in (
         put("precision", "fp8"), put("seq_length", 2048))] and None], {"seq_length": 2048, "precision": "fp8"}),
@@ -146,9 +179,9 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
     "a click on a layout": (LLAMA, [click(id=PINNED)], {"pin": PINNED, "command": ""}),
     "a click on a layout, and on the legend": (LLAMA, [click(id=PINNED), click(name="x")], {"pin": PINNED}),
     "the planner's choice again": (LLAMA, [click(id=PINNED), put("pin", "")], {"pin": "", "link": LLAMA}),
-    "a text": (LLAMA, [put("paste", "model: gpt2\ncluster: 1xA100-80\n"), lambda page: page._use_text()], {
+    "a text": (LLAMA, [put("paste", "model: gpt2\ncluster: 1xA100-80\n"), press("Use this text")], {
         "model": "gpt2", "cluster": "1xA100-80", "gpus": 1, "message": ""}),
-    "a wrong text": (LLAMA, [put("paste", "{"), lambda page: page._use_text()], {
+    "a wrong text": (LLAMA, [put("paste", "{"), press("Use this text")], {
         "model": "llama-3.2-1b", "status": "no plan for this; the message says why"}),
     "a model of another name": (LLAMA, [put("precision", "fp8"), put("model", "llama-3.2-3b")], {
         "link": "model=llama-3.2-3b&cluster=8xH100&job.precision=fp8", "model": "llama-3.2-3b"}),
@@ -174,8 +207,8 @@ def test_an_act_changes_the_link_the_form_and_the_plan(name: str) -> None:
             f"{len(layouts)} layouts compared, {sum(each.fits for each in layouts)} fit; the plan: " in seen["status"]
         )
         assert page.code.text == page.answer.files[page.file.value]
-        assert [*page.pin.options][:1] == [""]
-        assert {each.name for each in pareto_front(page.answer.comparison.layouts)} < {*page.pin.options}
+        assert [*page.form["pin"].options][:1] == [""]
+        assert {each.name for each in pareto_front(page.answer.comparison.layouts)} < {*page.form["pin"].options}
 
 
 @pytest.mark.parametrize(
@@ -240,27 +273,30 @@ def test_what_is_copied_and_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: dict[str, Any] = {}
     ui, plan = nicegui.ui, kit.plan("llama-3.2-1b", "8xH100")
     monkeypatch.setattr(ui.download, "content", lambda content, name: taken.update({name: content}))
-    monkeypatch.setattr(ui.clipboard, "write", lambda text: taken.update(copied=text))
+    copied: list[str] = []
+    monkeypatch.setattr(ui.clipboard, "write", copied.append)
     said: list[str] = []
     acts: list[Act] = [
-        put("file", "launch.sh"), lambda page: page._copy_file(), lambda page: said.append(page.status.text),
-        lambda page: page._download_file(), lambda page: page._download_all(), lambda page: page._download_report(),
-        lambda page: page._copy_link(), lambda page: said.append(page.status.text),
+        put("file", "launch.sh"), press("Copy file"), lambda page: said.append(page.status.text),
+        press("Download file"), press("Download all"), press("Download report"),
+        press("Copy link"), lambda page: said.append(page.status.text),
+        press("Copy command"), lambda page: said.append(page.status.text),
     ]  # fmt: skip
     asyncio.run(visited(LLAMA, acts))
     files = files_of(plan)
     page = report(view_of(plan))
-    assert (taken["copied"], taken["launch.sh"], taken["report.html"]) == (files["launch.sh"],) * 2 + (page,)
+    assert (taken["launch.sh"], taken["report.html"]) == (files["launch.sh"], page)
+    assert copied == [files["launch.sh"], "kit plan llama-3.2-1b --gpus 8xH100"]
     with zipfile.ZipFile(io.BytesIO(taken["run.zip"])) as archive:
         assert {*archive.namelist()} == {*files}
-    assert said == ["launch.sh is copied", "the link is copied"]
+    assert said == ["launch.sh is copied", "the link is copied", "the command is copied"]
 
 
 def test_every_box_has_its_name() -> None:
     page = asyncio.run(visited(LLAMA, []))
-    boxes = (page.model, page.cluster, page.precision, page.method, page.engine, page.pin, page.file, page.tokens)
-    assert [box.props["label"] for box in boxes] == [
-        "Model", "Cluster", "Precision", "Method", "Engine", "Pinned layout", "File", "Tokens in all, in billions",
+    assert [box.props["label"] for box in (*page.form.values(), page.file)] == [
+        "Model", "Cluster", "GPUs", "Sequence length", "Sequences a step", "Objective", "Tokens in all, in billions",
+        "Precision", "Method", "Engine", "Pinned layout", "File",
     ]  # fmt: skip
 
 
@@ -288,7 +324,7 @@ def own(page: Any) -> dict[str, Any]:
         "problem": page.own_problem.text if page.own_problem.visible else "",
         "text": wide.text if wide.visible else "",
         "narrow": narrow.text if narrow.visible else "",
-        "diff": page.diff.text if page.diff_box.visible else "",
+        "diff": page.diff.text if page.diff.parent_slot.parent.visible else "",
     }
 
 
@@ -301,7 +337,7 @@ def test_a_dropped_file_gets_the_answer_and_the_diff_of_the_command_line(
     text, gpus = TIGHT["axolotl.yaml"]
     path = Path(files_in(tmp_path, {"big.yaml": text + "sequense_len: 8192\n"}), "big.yaml").relative_to(tmp_path)
     found = answer_of_file(path, gpus)
-    visitor = visited(CARDS, [drop("/home/you/big.yaml", path.read_bytes()), lambda page: page._copy_diff()])
+    visitor = visited(CARDS, [drop("/home/you/big.yaml", path.read_bytes()), press("Copy diff")])
     seen = own(asyncio.run(visitor))
     assert (seen["title"], seen["problem"]) == ("big.yaml: does not fit", "")
     assert (seen["text"], seen["narrow"]) == tuple(text_of(found, (), width, str) for width in (92, 44))

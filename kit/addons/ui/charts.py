@@ -27,6 +27,17 @@ _DRAW_PASS = """(params, api) => {
 }"""
 
 
+def drawn(answer: Answer) -> dict[str, dict[str, Any] | None]:
+    """Name → chart; None where the answer has none."""
+    planned = answer.plan is not None
+    return {
+        "layouts": layouts(answer) if answer.comparison.layouts else None,
+        "memory": memory(answer) if planned else None,
+        "step": step(answer) if planned else None,
+        "schedule": schedule(answer) if answer.schedule() else None,
+    }
+
+
 def layouts(answer: Answer) -> dict[str, Any]:
     """A point for each layout: step time against memory; the Pareto front; the limit. A layout that does not fit is
     pale."""

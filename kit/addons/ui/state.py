@@ -50,11 +50,10 @@ class State:
         """The value of a change; empty without one."""
         return dict(self.changes).get(key, "")
 
-    def having(self, **changed: str) -> State:
-        """The state with changed values. Keys have ``__`` for dots; an empty value removes a change. Drops the pin."""
-        given = {key.replace("__", "."): value for key, value in changed.items()}
-        kept = {key: value for key, value in (dict(self.changes) | given).items() if value}
-        return State(tuple(kept.items()), "" if "model" in given else self.text)
+    def having(self, key: str, value: str) -> State:
+        """The state with another value of a key; an empty one removes the change. Drops the pin."""
+        kept = {name: said for name, said in (dict(self.changes) | {key: value}).items() if said}
+        return State(tuple(kept.items()), "" if key == "model" else self.text)
 
     def pasting(self, text: str) -> State:
         """The state with a pasted text. A config.json replaces only the model, a recipe everything."""
