@@ -26,7 +26,7 @@ import torch
 
 from kit.addons.importers.opaque import Opaque
 from kit.addons.importers.stored import StoredState, StoredTensor, described
-from kit.addons.importers.tensors import MOMENTS, require_one_step
+from kit.addons.importers.tensors import MOMENTS, hyperparameters, require_one_step
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
@@ -34,7 +34,6 @@ from kit.training.counters import START
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
-_HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
 
 
 class _Fragment(Opaque):
@@ -155,8 +154,7 @@ def _read(directory: Path) -> StoredState:
             whole[kind][name] = tensor if kind is StateKind.MASTER else StoredTensor(tensor.shape, torch.float32, zeros)
     buffers = {name: own[name] for name in first.get("buffer_names") or () if name in own}
     weights = whole.pop(StateKind.MASTER) | buffers
-    if not notes or steps is not None:
-        counters = dataclasses.replace(counters, optimizer_steps=min(steps or 0, step) if whole else 0)
+    counters = dataclasses.replace(counters, optimizer_steps=min(steps or 0, step) if whole else 0)
     if steps is not None and steps != step - int(first.get("skipped_steps") or 0):
         notes.append(f"Adam made {steps} of {step} steps: check that all files are of one checkpoint")
     layout |= {"zero_stage": stage, "precision": _precision(first.get("ds_config"))}
@@ -217,8 +215,8 @@ def _rank_state(path: Path, loaded: Mapping[str, Any], stage: int) -> _RankState
     counts = [each.get("step") for each in (*state.values(), *param_groups)]
     steps = {int(count) for count in counts if count is not None}
     require_one_step(path, steps)
-    hyperparameters = [{key: group[key] for key in _HYPERPARAMETERS if key in group} for group in param_groups]
-    return _RankState(groups, steps.pop() if steps else None, hyperparameters, loaded.get("param_slice_mappings"))
+    adam_step = steps.pop() if steps else None
+    return _RankState(groups, adam_step, hyperparameters(param_groups), loaded.get("param_slice_mappings"))
 
 
 _Shapes = Sequence[Mapping[str, Sequence[int]]]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,19 +39,17 @@ class _Source(TensorSource):
 
     def __init__(self, model: ModelSpec | None, stored: Mapping[str, StoredTensor]) -> None:
         """``model``: None for adapters, whose names stay."""
-        found = {plain_name(name): tensor for name, tensor in stored.items()}
-        self._model, self._stored = model, found
-        self._place = {name: name for name in found}
-        self._shapes = {name: tensor.shape for name, tensor in found.items()}
-        if model is not None:
-            self._place, self._shapes = {}, {}
-            for name, tensor in found.items():
-                for each, shape in experts.shapes_on_disk(model, name, tensor.shape).items():
-                    self._place[each], self._shapes[each] = name, shape
-            if model.is_encoder_decoder:
-                encoder_decoder.drop_copies(self._place)
-            if model.tied_embeddings:
-                self._place.pop(model.traits.head_name, None)
+        self._model, self._stored = model, {plain_name(name): tensor for name, tensor in stored.items()}
+        self._place: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for name, tensor in self._stored.items():
+            on_disk = {name: tensor.shape} if model is None else experts.shapes_on_disk(model, name, tensor.shape)
+            self._shapes |= on_disk
+            self._place |= dict.fromkeys(on_disk, name)
+        if model is not None and model.is_encoder_decoder:
+            encoder_decoder.drop_copies(self._place)
+        if model is not None and model.tied_embeddings:
+            self._place.pop(model.traits.head_name, None)
         self._held: tuple[str, dict[str, torch.Tensor]] = ("", {})
 
     def names(self) -> Sequence[str]:
@@ -70,6 +69,11 @@ class _Source(TensorSource):
             parts = {name: tensor} if self._model is None else dict(experts.split_experts(self._model, place, tensor))
             self._held = (place, parts)
         return self._held[1][name]
+
+
+def hyperparameters(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What inspect says of Adam's parameter groups."""
+    return [{key: group[key] for key in ("lr", "betas", "eps", "weight_decay") if key in group} for group in groups]
 
 
 def require_one_step(path: Path, steps: Collection[int]) -> None:

@@ -49,14 +49,11 @@ def _tracked(path: Path) -> list[Path]:
 
 def _state(directory: Path) -> StoredState:
     checkpoint = torch_dist.Checkpoint(directory)
-    tensors = checkpoint.stored()
-    state = StoredState({key: tensor for key, tensor in tensors.items() if not key.startswith("optimizer.")})
-    common = checkpoint.common()
-    said = {name: common.get(name) for name in ("iteration",)} | {"steps": checkpoint.optimizer_steps()}
-    iteration, steps = (value if type(value) is int and 0 <= value < 1 << 62 else 0 for value in said.values())
-    step = max(iteration, steps)
-    counters = dataclasses.replace(state.counters, step=step, optimizer_steps=steps)
-    return dataclasses.replace(state, counters=counters, moments_elsewhere=_has_moments(checkpoint))
+    weights = {key: tensor for key, tensor in checkpoint.stored().items() if not key.startswith("optimizer.")}
+    said = checkpoint.common().get("iteration"), checkpoint.optimizer_steps()
+    iteration, steps = (value if type(value) is int and 0 <= value < 1 << 62 else 0 for value in said)
+    counters = dataclasses.replace(START, step=max(iteration, steps), optimizer_steps=steps)
+    return StoredState(weights, {}, counters, moments_elsewhere=_has_moments(checkpoint))
 
 
 def _has_moments(checkpoint: torch_dist.Checkpoint) -> bool:
@@ -68,11 +65,10 @@ def open_megatron(path: Path, found: FoundState, model: str | None) -> Opened:
     spec, lora = model_of(path, model), adapters_of_run(path, model)
     checkpoint = torch_dist.Checkpoint(found.directory)
     checkpoint.verify()
-    adam = _has_moments(checkpoint) and checkpoint.optimizer() == "adamw"
-    kinds = (StateKind.MASTER, *MOMENTS) if adam else (StateKind.MASTER,)
     iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()
-    if steps is None:
-        kinds = (StateKind.MASTER,)  # moments of unknown age: Adam would correct their bias as if they were new
+    # Of moments of unknown age Adam would correct the bias as if they were new.
+    adam = steps is not None and _has_moments(checkpoint) and checkpoint.optimizer() == "adamw"
+    kinds = (StateKind.MASTER, *MOMENTS) if adam else (StateKind.MASTER,)
     if type(iteration) is not int or not 0 <= iteration <= LARGEST or not 0 <= (steps or 0) <= LARGEST:
         raise CheckpointError(
             f"{path} says iteration={str(iteration)[:40]} and {str(steps)[:40]} steps of its optimizer, which must "

@@ -19,7 +19,7 @@ import torch
 
 from kit.addons.importers.megatron.source import MegatronSource, shard_shape
 from kit.addons.importers.opaque import Opaque, unknown_names
-from kit.addons.importers.tensors import MOMENTS
+from kit.addons.importers.tensors import MOMENTS, hyperparameters
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
@@ -34,7 +34,6 @@ _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 _BUFFERS = ("expert_bias", "local_tokens_per_expert", "_extra_state")
 """Last parts of the names of what is no parameter, so that no optimizer has it."""
-_HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
 
 
 class Arguments(Opaque):
@@ -272,8 +271,7 @@ def _optimizer(
         found[StateKind.MASTER] = {names[number]: each.detach() for number, each in zip(numbers, tensors, strict=True)}
     counts = [each.get("step") for each in (*inner["state"].values(), *inner["param_groups"]) if each.get("params", 1)]
     steps = frozenset(int(count) for count in counts if count is not None)
-    hyperparameters = [{key: group[key] for key in _HYPERPARAMETERS if key in group} for group in inner["param_groups"]]
-    return found, steps, hyperparameters, ""
+    return found, steps, hyperparameters(inner["param_groups"]), ""
 
 
 def _numbered(
