@@ -130,9 +130,7 @@ def test_a_stage_that_is_not_there() -> None:
 def test_the_command_prints_measured_and_predicted_bytes(tmp_path: Path) -> None:
     plan = case(LLAMA, "torch", zero_stage=0).plan()
     plan.save(tmp_path / "plan.yaml")
-    words = [sys.executable, "-m", "kit", "probe", str(tmp_path / "plan.yaml"), "--json", "--stage"]
-    done = [subprocess.run([*words, stage], capture_output=True, text=True, cwd=ROOT) for stage in ("0", "1")]
-    (found,) = json.loads(done[0].stdout)
+    words = [sys.executable, "-m", "kit", "probe", str(tmp_path / "plan.yaml"), "--json", "--stage", "0"]
+    (found,) = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
     assert (found["stage"], found["predicted"]) == (0, vars(predicted(plan, 0)))
     assert abs(found["activations_error"]) < 0.08
-    assert (done[1].returncode, "stage=1 of a plan with pp=1; use 0 to 0" in done[1].stderr) == (2, True)

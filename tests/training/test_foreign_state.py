@@ -31,26 +31,17 @@ def test_fused_experts_are_read_one_by_one():
         assert torch.equal(source.read(up), fused[number, rows:])
 
 
-def test_stage_3_cuts_each_parameter_into_parts_that_are_rounded_up():
-    """5 elements on two ranks are 3 and 2 with a pad, as DeepSpeed's stage 3 partitions (partition_parameters.py)."""
-    flat = [torch.tensor([0.0, 1, 2, 10, 11]), torch.tensor([3.0, 4, -1, 12, 13])]
+@pytest.mark.parametrize("groups", [[5], [2, 3]], ids=["one group", "a part crosses groups"])
+def test_stage_3_cuts_each_parameter_into_parts_that_are_rounded_up(groups):
+    """5 elements on two ranks are 3 and 2 with a pad, as DeepSpeed's stage 3 partitions (partition_parameters.py). A
+    rank's groups lie one behind another: sub groups end where they are full."""
+    ranks = torch.tensor([[0.0, 1, 2, 10, 11], [3.0, 4, -1, 12, 13]])
     shapes = {"a": torch.Size([5]), "b": torch.Size([2, 2])}
-    parts = _cut_parameters([shapes], [[each] for each in flat])
+    parts = _cut_parameters([shapes], [rank.split(groups) for rank in ranks])
     assert [_joined(name, tuple(shapes[name]), parts[name]).read().tolist() for name in "ab"] == [
         [0.0, 1, 2, 3, 4],
         [[10.0, 11], [12, 13]],
     ]
-
-
-def test_a_rank_s_part_may_cross_flat_groups():
-    """Stage 3 lays a rank's groups one behind another: DeepSpeed's sub groups end where they are full."""
-    flat = [
-        [torch.tensor([0.0, 1]), torch.tensor([2.0, 10, 11])],
-        [torch.tensor([3.0, 4]), torch.tensor([-1.0, 12, 13])],
-    ]
-    parts = _cut_parameters([{"a": (5,)}, {"b": (2, 2)}], flat)
-    assert torch.cat(parts["a"]).tolist() == [0, 1, 2, 3, 4]
-    assert torch.cat(parts["b"]).tolist() == [10, 11, 12, 13]
 
 
 @pytest.mark.parametrize(("start", "length"), [(-1, 2), (3, 3), (5, 1)])

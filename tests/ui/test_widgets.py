@@ -109,10 +109,6 @@ def heard(element: Any, kind: str, *args: Any) -> None:
         listener.handler(*args)
 
 
-def slide(name: str, index: int) -> Act:
-    return lambda page: heard(slider_of(page, name), "input", SimpleNamespace(args=str(index)))
-
-
 def press(label: str) -> Act:
     """Clicks the button, which has to be there."""
 
@@ -142,7 +138,7 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
         "link": f"{LLAMA}&job.seq_length=8192", "seq_length slid": 8192, "seq_length said": "8,192"}),
     "a sequence length between two powers": (LLAMA, [put("seq_length", 5000)], {
         "link": f"{LLAMA}&job.seq_length=5000", "seq_length": 5000, "seq_length slid": 4096}),
-    "a slider": (LLAMA, [slide("batch", 8)], {
+    "a slider": (LLAMA, [lambda page: heard(slider_of(page, "batch"), "input", SimpleNamespace(args="8"))], {
         "link": f"{LLAMA}&job.global_batch_size=256", "batch": 256, "batch slid": 256}),
     "two choices of one moment": (LLAMA, [lambda page: [act(page) for act in (
         put("precision", "fp8"), put("seq_length", 2048))] and None], {"seq_length": 2048, "precision": "fp8"}),
@@ -284,8 +280,7 @@ def test_what_is_copied_and_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
     asyncio.run(visited(LLAMA, acts))
     files = files_of(plan)
-    page = report(view_of(plan))
-    assert (taken["launch.sh"], taken["report.html"]) == (files["launch.sh"], page)
+    assert (taken["launch.sh"], taken["report.html"]) == (files["launch.sh"], report(view_of(plan)))
     assert copied == [files["launch.sh"], "kit plan llama-3.2-1b --gpus 8xH100"]
     with zipfile.ZipFile(io.BytesIO(taken["run.zip"])) as archive:
         assert {*archive.namelist()} == {*files}
