@@ -103,8 +103,9 @@ def parallelism(plan: Plan) -> dict[str, Any]:
     """accelerate's own file with its ``parallelism_config``, which needs FSDP2."""
     layout = plan.layout
     sizes = {"dp_replicate_size": 1, "dp_shard_size": layout.dp, "tp_size": layout.tp, "cp_size": layout.cp}
-    named = {f"parallelism_config_{name}": size for name, size in sizes.items()}
-    return accelerate_config(plan) | {"parallelism_config": named}
+    return accelerate_config(plan) | {
+        "parallelism_config": {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    }
 
 
 def axolotl(plan: Plan) -> dict[str, Any]:

@@ -234,26 +234,21 @@ def _hydra(value: Any) -> str:
 def _script(plan: Plan, gib: float, yours: str, command: str, arguments: list[str]) -> str:
     """A bash script. The caller's arguments come last, and win."""
     target = yours.partition(".")[0]
+    of_ray = "Start Ray on every node, then this on one of them."
+    of_torchrun = "Run it on every node, with RDZV=HOST:PORT of the first."
     lines = [
         "#!/usr/bin/env bash",
         version_line(target),
         "# kit decided batch, sharding, precision, recomputation and generation. Model, data, reward, schedule"
         + ("" if plan.job.epochs else " and"),
         f"# {'' if plan.job.epochs else 'length of the run '}are yours: bash {yours} …",
-        *_on_nodes(plan, command),
+        *[f"# {of_torchrun if command.startswith('torchrun') else of_ray}"] * (plan.cluster.num_nodes > 1),
         f"# {gib:.1f} GiB a GPU with the program's own buffers; the plan: {peak_gib(plan.workload):.1f} of "
         f"{usable_gib(plan.cluster.gpu):.1f} usable.",
         "set -euo pipefail",
         " \\\n  ".join([f"exec {command}", *arguments, '"$@"']),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _on_nodes(plan: Plan, command: str) -> list[str]:
-    if plan.cluster.num_nodes == 1:
-        return []
-    torchrun = "Run it on every node, with RDZV=HOST:PORT of the first."
-    return [f"# {torchrun if command.startswith('torchrun') else 'Start Ray on every node, then this on one of them.'}"]
 
 
 def _verl_script(plan: Plan) -> str:
@@ -268,12 +263,12 @@ def _openrlhf_script(plan: Plan) -> str:
     for key, value in openrlhf_flags(plan).items():
         values = [] if value is True else value if isinstance(value, list) else [value]
         words.append(shlex.join([f"--{key}", *map(str, values)]))
-    if plan.job.objective == "grpo":
-        yours = "openrlhf.sh --actor.model_name_or_path DIR --data.prompt_dataset DATA --reward.remote_url reward.py"
-        return _script(plan, _gib_of_openrlhf(plan), yours, f"python -m openrlhf.cli.{module}", words)
-    ranks = f"--nnodes {plan.cluster.num_nodes} --nproc-per-node {processes_per_node(plan)} --rdzv-backend c10d"
-    command = f'torchrun {ranks} --rdzv-endpoint "${{RDZV:-localhost:0}}" -m openrlhf.cli.{module}'
-    yours = "openrlhf.sh --model.model_name_or_path DIR --data.dataset DATA"
+    command = f"python -m openrlhf.cli.{module}"
+    yours = "openrlhf.sh --actor.model_name_or_path DIR --data.prompt_dataset DATA --reward.remote_url reward.py"
+    if plan.job.objective != "grpo":
+        ranks = f"--nnodes {plan.cluster.num_nodes} --nproc-per-node {processes_per_node(plan)} --rdzv-backend c10d"
+        command = f'torchrun {ranks} --rdzv-endpoint "${{RDZV:-localhost:0}}" -m openrlhf.cli.{module}'
+        yours = "openrlhf.sh --model.model_name_or_path DIR --data.dataset DATA"
     return _script(plan, _gib_of_openrlhf(plan), yours, command, words)
 
 
