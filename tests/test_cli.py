@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from operator import attrgetter
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,6 +19,7 @@ from tests.support import ROOT
 from tests.support.files import files_in
 from tests.support.in_process import kit_main
 from tests.support.refusals import refusal
+from tests.support.terminal import OnTerminal, without_moves
 
 TINY = str(ROOT / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml")
 LLAMA = ("plan", "llama-3.1-8b", "--gpus")
@@ -202,22 +198,10 @@ def test_a_pipe_of_another_encoding_gets_every_line_whole(encoding: str) -> None
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_narrow_terminal_is_not_overrun(no_color: bool) -> None:
     """Colours only where they are wanted; commands to copy are never broken by kit."""
-    master, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "COLUMNS"},
-        "PYTHONPATH": str(ROOT), "TERM": "xterm", **({"NO_COLOR": "1"} if no_color else {}),
-    }  # fmt: skip
     words = [sys.executable, "-m", "kit", "plan", "llama-3.2-1b", "--gpus", "8xH100"]
-    said = b""
-    with subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment):
-        os.close(terminal)
-        with contextlib.suppress(OSError):  # the end of a pseudo terminal
-            while part := os.read(master, 65536):
-                said += part
-    os.close(master)
-    assert (b"\x1b[" in said) != no_color
-    lines = re.sub(r"\x1b\[\d*m", "", said.decode()).splitlines()
+    code, said = OnTerminal(*words, columns=60, **({"NO_COLOR": "1"} if no_color else {})).end()
+    assert (code, "\x1b[" in said) == (0, not no_color)
+    lines = without_moves(said).splitlines()
     assert len(lines) > 5
     assert max(len(line) for line in lines if "kit " not in line) <= 60
 

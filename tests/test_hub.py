@@ -35,8 +35,13 @@ class Place(NamedTuple):
 
     def kit(self, *words: str, code: int = 0, home: str = "home", **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs ``kit WORDS`` there; it ends with ``code``."""
+        return self._python("-m", "kit", *words, code=code, home=home, **variables)
+
+    def _python(
+        self, *words: str, code: int = 0, home: str = "home", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         environment = self.hub.environment(self.path / home, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **variables)
-        command = [sys.executable, "-m", "kit", *words]
+        command = [sys.executable, *words]
         done = subprocess.run(
             command, cwd=self.path, env=environment, capture_output=True, text=True, check=False, timeout=300
         )
@@ -47,10 +52,7 @@ class Place(NamedTuple):
 
     def program(self, text: str) -> list[str]:
         """Runs a program there; the lines that it prints."""
-        environment = self.hub.environment(self.path / "home", PYTHONPATH=str(ROOT))
-        return subprocess.run(
-            [sys.executable, "-c", text], cwd=self.path, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        ).stdout.splitlines()
+        return self._python("-c", text).stdout.splitlines()
 
     def refusal(self, *words: str, **given: str) -> str:
         """The last line that ``kit WORDS`` writes on stderr; it ends with 2."""

@@ -266,25 +266,21 @@ def words_of_a_blend(directory: Path, paths: dict[str, tuple[str, float]]) -> tu
     return script.read_text(encoding="utf-8"), words_of(script)
 
 
-def test_a_blend_in_object_storage_is_read_by_megatron_itself(tmp_path):
-    paths = {"web": ("s3://bucket/sets/it's $(touch x)", 7), "code": (str(tmp_path / "a"), 0.25)}
-    _, words = words_of_a_blend(tmp_path, paths)
-    found = words[words.index("--data-path") + 1 :][:7]
-    assert (found[1], Path(found[3]).resolve()) == (paths["web"][0], tmp_path / "a")
-    assert found[4:] == ["--no-mmap-bin-files", "--object-storage-cache-path", str(tmp_path / "run/indexes")]
-    assert [TABLE[flag]["kind"] for flag in found[4:6]] == ["flag", "str"]
-
-
 def test_a_blend_that_megatron_cannot_read_is_left_out_with_a_word(tmp_path):
     text, words = words_of_a_blend(tmp_path, {"web": ("gs://bucket/$(touch x)", 7), "code": ("/a", 0.25)})
     assert "--data-path" not in words
     assert "# It reads sets on a disk and at s3://, and run.data.blend has gs://bucket/$(touch x): " in text
 
 
-def test_a_blend_of_the_run_is_its_data_path(tmp_path, monkeypatch):
+@pytest.mark.parametrize("web", ["/sets/it's web", "s3://bucket/sets/it's $(touch x)"])
+def test_a_blend_of_the_run_is_its_data_path(tmp_path, monkeypatch, web):
+    """Of a set in object storage Megatron is told how to read it itself."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    paths = {"web": ("/sets/it's web", 7), "code": (str(tmp_path / "home/a $(set)"), 0.25)}
-    _, words = words_of_a_blend(tmp_path, paths)
-    found = words[words.index("--data-path") + 1 :][:4]
-    assert [float(found[0]), float(found[2])] == [7.0, 0.25]
-    assert [str(Path(place).resolve()) for place in found[1::2]] == ["/sets/it's web", paths["code"][0]]
+    code = tmp_path / "home/a $(set)"
+    _, words = words_of_a_blend(tmp_path, {"web": (web, 7), "code": (str(code), 0.25)})
+    first, given, second, local, *rest = words[words.index("--data-path") + 1 :]
+    assert (float(first), float(second), Path(local).resolve()) == (7.0, 0.25, code)
+    assert (given if web.startswith("s3") else str(Path(given).resolve())) == web
+    stored = ["--no-mmap-bin-files", "--object-storage-cache-path", str(tmp_path / "run/indexes")]
+    assert (rest[:3] == stored) == web.startswith("s3")
+    assert [TABLE[flag]["kind"] for flag in stored[:2]] == ["flag", "str"]

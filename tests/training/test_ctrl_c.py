@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-from functools import partial
 
 import psutil
 import pytest
 
 from kit.rehearsal import processes
 from kit.rehearsal.processes import metrics
-from tests.support import ROOT, runs
+from tests.support import runs
 from tests.support.refusals import refusal
+from tests.support.terminal import OnTerminal, without_moves
 from tests.system.kills.cases import CASES, emit, prepare
 
 CASES_BY_NAME = {case.name: case for case in CASES}
@@ -25,42 +23,6 @@ LONG = 4000
 """Steps of some milliseconds: no test waits for the last one."""
 LIMIT_S = 120
 KIT = (sys.executable, "-m", "kit")
-
-
-class OnTerminal:
-    """A command as the foreground process of a terminal of its own."""
-
-    def __init__(self, *command):
-        self._keyboard, terminal = os.openpty()
-        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
-        # login_tty makes it the controlling terminal of a new session.
-        self.process = subprocess.Popen(command, preexec_fn=partial(_at, terminal), env=environment)
-        os.close(terminal)
-        self._said = bytearray()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        try:
-            while some := os.read(self._keyboard, 1 << 16):
-                self._said += some
-        except OSError:  # the last process has closed the terminal
-            pass
-
-    def press_ctrl_c(self):
-        os.write(self._keyboard, b"\x03")
-
-    def end(self):
-        """(exit code, what was printed, as lines without the moves of the cursor)."""
-        code = self.process.wait(LIMIT_S)
-        self._reader.join(5)
-        os.close(self._keyboard)
-        return code, re.sub(r"\x1b\[[?\d;]*[A-Za-z]|\r", "", self._said.decode())
-
-
-def _at(terminal):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test may itself run in the background
-    os.login_tty(terminal)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +36,14 @@ def trained_until_step(run, step, *words):
     return job
 
 
+def interrupted(job):
+    """What a job says that Ctrl-C has ended."""
+    code, said = job.end()
+    assert code == 130, said
+    assert "Traceback" not in said
+    return without_moves(said)
+
+
 def check_saved(run, said):
     """The last step that was made has a checkpoint, and the last lines say how to go on from it."""
     last = metrics(run)[-1]["step"]
@@ -83,9 +53,7 @@ def check_saved(run, said):
     assert (run / "stopped").read_text() == "Ctrl-C\n"
     assert "Ctrl-C: finishing this step, then a checkpoint; Ctrl-C again ends at once, without" in said
     assert f"saved {saved}; to go on:\nkit train {run} --resume auto\n" in said
-    assert "Traceback" not in said
     assert not (run / "run.lock").exists()
-    return last
 
 
 @pytest.mark.everyday("megatron-tp2-sp")
@@ -95,9 +63,7 @@ def test_every_engine_finishes_the_step_and_saves(case, tmp_path, data):
     run = emit(CASES_BY_NAME[case], tmp_path / "run", data, LONG).path
     job = trained_until_step(run, 4)
     job.press_ctrl_c()
-    code, said = job.end()
-    assert code == 130, said
-    check_saved(run, said)
+    check_saved(run, interrupted(job))
 
 
 @pytest.mark.nightly
@@ -113,12 +79,10 @@ def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, data, monkeypat
     assert job.process.poll() is None, "the first one waits for the ranks"
     job.press_ctrl_c()
     began = time.monotonic()
-    code, said = job.end()
-    assert code == 130, said
+    interrupted(job)
     assert time.monotonic() - began < 10
     _, left = psutil.wait_procs(ranks, timeout=10)
     assert not left
-    assert "Traceback" not in said
     assert not (run / "stopped").exists()
 
 
@@ -132,9 +96,7 @@ def test_before_the_first_step_it_ends_at_once(tmp_path, data):
         time.sleep(0.05)
     time.sleep(0.5)  # Python has begun; the imports take seconds
     job.press_ctrl_c()
-    code, said = job.end()
-    assert code == 130, said
-    assert "Traceback" not in said
+    interrupted(job)
     assert not metrics(run)
 
 
