@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,13 +12,10 @@ import torch
 import torch.distributed as dist
 
 from kit.emit.deepspeed import ds_config
-from kit.emit.megatron import megatron_settings
 from kit.emit.trainer import trainer_config, training_arguments
 from kit.engines.protocol import IGNORE_INDEX, MicroBatch
-from kit.engines.torch.engine import TorchEngine
 from kit.planner.plan import Plan
 from tests.deepspeed import cases
-from tests.support import tiny
 from tests.support.checkpoints import load
 from tests.training import batches
 
@@ -56,16 +52,8 @@ def _config(chosen: Plan) -> dict[str, Any]:
 
 def by_kit(chosen: Plan, checkpoint: Path, directory: Path) -> Curve:
     """Losses and gradient norms of steps 3 to 6 on one of kit's engines, from a checkpoint."""
-    if chosen.layout.engine == "deepspeed":
-        engine = cases.build(chosen, None, directory, _config(chosen))
-    elif chosen.layout.engine == "megatron":
-        from kit.engines.megatron.engine import MegatronEngine
-
-        settings = megatron_settings(chosen)
-        engine = MegatronEngine(dataclasses.replace(tiny.run_directory(directory, chosen), settings=settings))
-    else:
-        engine = TorchEngine(tiny.run_directory(directory, chosen))
-    with closing(engine):
+    settings = _config(chosen) if chosen.layout.engine == "deepspeed" else None
+    with closing(cases.build(chosen, None, directory, settings)) as engine:
         return [
             (
                 engine.forward_backward(as_kit(step, engine, chosen)).mean,

@@ -5,6 +5,7 @@ Adam's epsilon is large: at 1e-8 the first steps are sign descent, and a doubled
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from kit.specs.job import Objective, OptimizerSpec
 from kit.specs.model import ModelSpec
 from tests.deepspeed import samples
 from tests.support.checkpoints import on_disk
+from tests.support.plain_adamw import trained
 from tests.training import batches
 
 GLOBAL_BATCH_SIZE = 8
@@ -60,26 +62,21 @@ def reference(
 
     kind = AutoModelForSeq2SeqLM if objective == "seq2seq" else AutoModelForCausalLM
     model = kind.from_pretrained(start, local_files_only=True, dtype=torch.float32)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    parameters = dict(model.named_parameters())
     values = {"betas": (OPTIMIZER.beta1, OPTIMIZER.beta2), "eps": eps, "weight_decay": OPTIMIZER.weight_decay}
-    adam = torch.optim.AdamW(groups, **values) if build is None else build(groups)
-    losses, norms, gradients = [], [], {}
-    for step in range(steps):
-        losses.append(_backward_rows(model, step, objective) if objective != "pretrain" else _backward(model, step))
-        if step == 0:
-            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-        norms.append(clip(list(model.parameters())))
-        for group in adam.param_groups:
-            group["lr"] = learning_rate(step)
-        adam.step()
-        adam.zero_grad()
-    masters = {name: p.detach() for name, p in model.named_parameters()}
+    losses, norms, gradients = trained(
+        parameters,
+        steps,
+        backward=functools.partial(backward if objective == "pretrain" else _backward_rows, model, objective=objective),
+        clip=lambda: clip(list(parameters.values())),
+        rate=learning_rate,
+        build=build or functools.partial(torch.optim.AdamW, **values),
+    )
+    masters = {name: p.detach() for name, p in parameters.items()}
     return Curve(losses, norms, *(on_disk(spec, each) if spec else each for each in (gradients, masters)))
 
 
-def _backward(model: Any, step: int) -> float:
+def backward(model: Any, step: int, objective: Objective = "pretrain") -> float:
     """The whole batch at once; the mean over the labels that count is torch's own reduction."""
     each = [batches.sample(step * GLOBAL_BATCH_SIZE + k) for k in range(GLOBAL_BATCH_SIZE)]
     inputs, labels = (torch.stack(column) for column in zip(*each, strict=True))

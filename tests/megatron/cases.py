@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -24,6 +25,7 @@ from kit.specs.model import ModelSpec
 from tests.support import tiny
 from tests.support.balance import PlainRouters
 from tests.support.checkpoints import on_disk
+from tests.support.plain_adamw import trained
 from tests.support.workers import pool
 from tests.training import cases as training
 from tests.training import runs
@@ -139,14 +141,6 @@ def sets_are_the_step(engine: Any, loss: LossSum, copies: int) -> bool:
     return sums.tolist() == pytest.approx(whole, rel=1e-6) and engine.set_sums.keys() <= {0, 1}
 
 
-def train_with_fault(rundir: Any, steps: int, fault: str | None, packed: bool = False) -> Trajectory:
-    """Inside a worker: ``train``, where one is named with a fault of ``tests/system/parity/faults.py``."""
-    from tests.system.parity.faults import planted
-
-    with planted(fault):
-        return inside(rundir, _train, steps, packed, fault)
-
-
 def inside(rundir: Any, look: Callable[..., Any], *arguments: Any) -> Any:
     """Inside a worker: ``look(engine, rundir, *arguments)`` of a fresh engine."""
     with closing(training.build(rundir)) as engine:
@@ -161,12 +155,16 @@ class RandomAdapters(GeneratedSource):
         return 0.05 * torch.randn(self._shapes[name], generator=generator)
 
 
-def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:
-    """Inside a worker: build the engine, train, close."""
-    return inside(rundir, _train, steps, packed)
+def train(rundir: Any, steps: int, packed: bool = False, fault: str | None = None) -> Trajectory:
+    """Inside a worker: build the engine, train, close; where one is named with a fault of
+    ``tests/system/parity/faults.py``."""
+    from tests.system.parity.faults import planted
+
+    with planted(fault):
+        return inside(rundir, _train, steps, packed, fault)
 
 
-def _train(engine: Any, rundir: Any, steps: int, packed: bool, fault: str | None = None) -> Trajectory:
+def _train(engine: Any, rundir: Any, steps: int, packed: bool, fault: str | None) -> Trajectory:
     if rundir.plan.job.lora is not None:
         adapters = RandomAdapters(checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora), seed=0)
         engine.import_state(StateKind.MASTER, adapters)
@@ -204,20 +202,16 @@ def reference(
 ) -> Trajectory:
     """Trains with plain transformers and torch.optim.AdamW in one process, all sequences in one batch. With adapters in
     the model, trains those. ``heads``: factor and summed loss of heads of multi-token prediction."""
-    trained = trainable(model)
-    # gpt-oss holds the biases of all experts in one matrix.
-    decayed = [p for name, p in trained.items() if p.ndim > 1 and not name.endswith("_bias")]
-    plain = [p for name, p in trained.items() if p.ndim == 1 or name.endswith("_bias")]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
-        lr=LEARNING_RATE,
-        betas=(0.9, 0.95),
-        eps=eps,
-    )
+    parameters = trainable(model)
     buffers = SavedBuffers(model if all(p.requires_grad for p in model.parameters()) else torch.nn.Module(), spec)
-    result = Trajectory(initial=on_disk(spec, {name: p.detach().clone() for name, p in trained.items()}))
-    result.initial |= dict(buffers.export(StateKind.MASTER))
-    for step in range(steps):
+
+    def weights() -> dict[str, torch.Tensor]:
+        held = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        return on_disk(spec, held) | dict(buffers.export(StateKind.MASTER))
+
+    result = Trajectory(initial=weights())
+
+    def backward(step: int) -> float:
         inputs, labels = step_batch(model.config.vocab_size, step)
         logits = _logits(model, inputs, step_documents(step) if packed else None)
         count = int((labels != IGNORE_INDEX).sum())
@@ -231,18 +225,21 @@ def reference(
         (loss + more).backward()
         if routers is not None:
             routers.move_biases()
-        if step == 0:
-            result.gradients = on_disk(spec, {name: p.grad.clone() for name, p in trained.items()})
-            result.gradients |= dict(buffers.export(StateKind.GRADIENT))
-            result.evaluated.append(loss.item())
-            result.tokens.append(count)
-        result.losses.append(loss.item())
-        result.tokens.append(count)
-        result.norms.append(float(torch.nn.utils.clip_grad_norm_(trained.values(), grad_clip)))
-        optimizer.step()
-        optimizer.zero_grad()
-    result.masters = on_disk(spec, {name: p.detach().clone() for name, p in trained.items()})
-    result.masters |= dict(buffers.export(StateKind.MASTER))
+        result.tokens += [count] * (2 if step == 0 else 1)
+        return loss.item()
+
+    result.losses, result.norms, gradients = trained(
+        parameters,
+        steps,
+        backward=backward,
+        clip=lambda: float(torch.nn.utils.clip_grad_norm_(parameters.values(), grad_clip)),
+        rate=lambda step: LEARNING_RATE,
+        build=functools.partial(torch.optim.AdamW, betas=(0.9, 0.95), eps=eps, weight_decay=0.1),
+        # gpt-oss holds the biases of all experts in one matrix.
+        decays=lambda name, parameter: parameter.ndim > 1 and not name.endswith("_bias"),
+    )
+    result.gradients = on_disk(spec, gradients) | dict(buffers.export(StateKind.GRADIENT))
+    result.evaluated, result.masters = result.losses[:1], weights()
     return result
 
 

@@ -86,7 +86,7 @@ def compare(directories, name, fault=None):
     model = models.AutoModelForCausalLM.from_pretrained(directory / cases.HF_DIRECTORY, attn_implementation="sdpa")
     routers = PlainRouters(spec, model, chosen, sizes.dp, sizes.micro_batch_size)
     expected = cases.reference(spec, model, steps(spec), routers=routers)
-    found = pool(sizes.engine, sizes.world_size).run(cases.train_with_fault, rundir, steps(spec), fault)[0]
+    found = pool(sizes.engine, sizes.world_size).run(cases.train, rundir, steps(spec), False, fault)[0]
     return cases.differences(found, expected), found, routers
 
 

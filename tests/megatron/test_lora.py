@@ -43,7 +43,7 @@ def prepared(references, name):
 
 def compare(references, name, fault=None):
     rundir, expected = prepared(references, name)
-    found = pool("megatron", 2).run(cases.train_with_fault, rundir, steps(rundir.plan.model), fault)
+    found = pool("megatron", 2).run(cases.train, rundir, steps(rundir.plan.model), False, fault)
     return cases.differences(found[0], expected)
 
 

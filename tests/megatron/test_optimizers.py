@@ -208,7 +208,7 @@ def test_a_muon_of_other_matrices_is_seen(run_of, alone, fault):
     if fault == "own shards":
         rundir.settings["optimizer"]["muon_tp_mode"] = "blockwise"
     replaced = fault if fault.startswith("megatron") else None
-    found = pool("megatron", 2).run(cases.train_with_fault, rundir, 3, replaced)[0].masters
+    found = pool("megatron", 2).run(cases.train, rundir, 3, False, replaced)[0].masters
     assert relative(found, alone("muon")) > 100 * BOUND
 
 

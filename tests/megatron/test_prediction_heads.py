@@ -68,9 +68,10 @@ def run_directory(references, name, factor=FACTOR, **job):
     return cases.run_directory(directory / "run", spec, job=job, **layout), expected
 
 
-def problems(references, name, factor=FACTOR, train=cases.train, *args, **job):
-    rundir, expected = run_directory(references, name, factor, **job)
-    found = pool("megatron", rundir.plan.layout.world_size).run(train, rundir, len(expected.losses), *args)
+def problems(references, name, fault=None, **job):
+    rundir, expected = run_directory(references, name, **job)
+    workers = pool("megatron", rundir.plan.layout.world_size)
+    found = workers.run(cases.train, rundir, len(expected.losses), False, fault)
     if rundir.plan.layout.cp == 1:  # else a rank has parts of sequences of which no label counts
         assert all(rank.routing["mtp_loss"] == pytest.approx(math.log(127), rel=0.1) for rank in found)
     return cases.differences(found[0], expected)
@@ -96,7 +97,7 @@ def test_a_balancing_loss_beside_it_does_not_scale_it(references):
 )
 @pytest.mark.nightly
 def test_planted_faults_show(references, fault, name, shows_in):
-    found = problems(references, name, FACTOR, cases.train_with_fault, fault, balancing=BARELY_BALANCED)
+    found = problems(references, name, fault, balancing=BARELY_BALANCED)
     assert any(problem.startswith(shows_in) for problem in found), found
 
 

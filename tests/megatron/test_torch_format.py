@@ -17,7 +17,7 @@ from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
-from tests.megatron import cases, torch_format
+from tests.megatron import cases, checkpoints, torch_format
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
 from tests.support.checkpoints import change, same_state, same_tensors
@@ -77,8 +77,8 @@ def test_the_curve_goes_on_and_with_a_swapped_rank_it_does_not(written, tmp_path
         rundir = cases.run_directory(directory / "run", spec, **layout)
         if engine == "torch":
             with process_group_of_one():
-                return cases.inside(rundir, torch_format.continued, out)
-        return pool("megatron", 2).run(cases.inside, rundir, torch_format.continued, out)[0]
+                return cases.inside(rundir, checkpoints.after, out)
+        return pool("megatron", 2).run(cases.inside, rundir, checkpoints.after, out)[0]
 
     assert curve(root / "megatron", tmp_path / "step") == pytest.approx(expected, rel=1e-5)
     if name == "1":

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.megatron.checkpoints import COUNTERS, steps
-from tests.support.checkpoints import export, load
+from tests.support.checkpoints import export
 
 ITERATION = 2
 
@@ -59,10 +59,4 @@ def save(engine: Any, rundir: Any, root: Path) -> list[float]:
     if dist.get_rank() == 0:
         (root / "megatron/latest_checkpointed_iteration.txt").write_text(str(ITERATION))
     export(engine, root / "expected", rundir.plan, COUNTERS, shard_bytes=20_000)
-    return steps(engine, rundir, ITERATION)
-
-
-def continued(engine: Any, rundir: Any, checkpoint: Path) -> list[float]:
-    """The curve of 2 steps from a checkpoint, on the engine of the plan."""
-    load(engine, checkpoint, rundir.plan)
     return steps(engine, rundir, ITERATION)

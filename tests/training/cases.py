@@ -198,10 +198,9 @@ def agree(path: Path, one: Plan, split: Plan, *arguments: Any, bound: float = 1e
     (again,) = pool("torch", 1).run(resume, other, path / "split" / "step", *arguments[:2])
     assert same(again["loaded"][StateKind.MASTER], main[StateKind.MASTER])
     assert numbers(again["after"]) == pytest.approx(numbers(expected["after"]), rel=bound)
-    for key in ("first", "after"):
-        assert numbers(main[key]) == pytest.approx(numbers(expected[key]), rel=bound)
+    near(main, expected, bound)
     assert main["evaluated"] == pytest.approx(expected["evaluated"], rel=bound)
-    assert max(worst(main[key], expected[key]) for key in ("gradients", StateKind.MASTER)) < bound
+    assert worst(main[StateKind.MASTER], expected[StateKind.MASTER]) < bound
     return found
 
 
@@ -225,6 +224,13 @@ def near_in_bf16(path: Path, one: Plan, split: Plan, cosine: float = 0.99) -> di
         > cosine
     )
     return found["gradients"]
+
+
+def near(found: dict[str, Any], expected: dict[str, Any], bound: float = 1e-5) -> None:
+    """Two of ``train``: the same losses, norms and gradients."""
+    for key in ("first", "after"):
+        assert numbers(found[key]) == pytest.approx(numbers(expected[key]), rel=bound)
+    assert worst(found["gradients"], expected["gradients"]) < bound
 
 
 def numbers(curve: list[tuple[float, float]]) -> list[float]:
