@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy.strata import grouped
 from tests.support.page import table
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -29,16 +29,17 @@ NOTHING = 0.01
 
 def evidence_lines() -> list[str]:
     """Markdown of both strata."""
-    kinds: dict[str, list[float]] = defaultdict(list)
-    for term in _read("deepspeed-bytes.json"):
-        if max(term["predicted"], term["measured"]) >= NOTHING:
-            place = term["name"].split(",")[0].split(".")[-1]
-            kinds[f"ZeRO, {place}"].append(term["predicted"] / max(term["measured"], 1e-9) - 1)
-    probed: dict[str, list[float]] = defaultdict(list)
-    for row in _read("probe.json"):
-        if row["states_error"] is not None:
-            probed[f"{row['implementation']}, states"].append(row["states_error"])
-        probed[f"{row['implementation']}, activations"].append(row["activations_error"])
+    kinds = grouped(
+        (f"ZeRO, {term['name'].split(',')[0].split('.')[-1]}", term["predicted"] / max(term["measured"], 1e-9) - 1)
+        for term in _read("deepspeed-bytes.json")
+        if max(term["predicted"], term["measured"]) >= NOTHING
+    )
+    probed = grouped(
+        (f"{row['implementation']}, {part}", row[f"{part}_error"])
+        for row in _read("probe.json")
+        for part in ("states", "activations")
+        if row[f"{part}_error"] is not None
+    )
     return [*BYTES.strip().splitlines(), "", _errors(kinds, "terms"), "", *PROBE.strip().splitlines(), "",
             _errors(dict(sorted(probed.items())), "stages")]  # fmt: skip
 

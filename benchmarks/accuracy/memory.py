@@ -14,15 +14,13 @@ RESERVED_OVER_ALLOCATED = 1.06
 """Reserved over allocated memory at the peak. Fitted to rows: the median over groups of FSDP runs (leave-one-source-out
 in docs/accuracy.md)."""
 
-Statistic = str
-
 
 @dataclass(frozen=True)
 class Result:
     """One row, predicted or left out."""
 
     row: Row
-    statistic: Statistic
+    statistic: str
     """max_allocated, max_reserved or allocated (end of step)."""
     measured_gib: float
     predicted_gib: float | None
@@ -46,7 +44,7 @@ def results_of(row: Row) -> list[Result]:
     return [_result(row, statistic, gib) for statistic, gib in found.items() if gib]
 
 
-def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
+def _result(row: Row, statistic: str, measured_gib: float) -> Result:
     why = excluded(row)
     try:
         workload = workload_of(row)
@@ -59,7 +57,7 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
     return Result(row, statistic, measured_gib, sum(components.values()), components, why, None)
 
 
-def predict(row: Row, workload: PublishedWorkload, statistic: Statistic) -> dict[str, float]:
+def predict(row: Row, workload: PublishedWorkload, statistic: str) -> dict[str, float]:
     """GiB by component on the row's rank; on the fullest rank if the row states the largest or no rank."""
     moment = "first_step_peak" if row["measured"].get("steps_recorded") == 1 else "peak"
     moment = "end_of_step" if statistic == "allocated" else moment

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
-import warnings
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.accuracy.probe.plans import Case
-from kit.addons.probe.run import probe
+from benchmarks.accuracy.probe.plans import Case, probed
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 
@@ -95,16 +93,13 @@ CASES = (
 
 
 def main() -> None:
-    """Print a JSON list: name, and the errors of every stage."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    found = []
-    for each in CASES:
-        plan = each.plan()
-        for stage in each.stages:
-            if (name := f"{each.name}, stage {stage}") in sys.argv[1:]:
-                found.append({"name": name, **probe(plan, stage).as_json()})
-    json.dump(found, sys.stdout)
+    """Print a JSON list: name, and the errors of every stage that is asked for."""
+    asked = [
+        replace(each, stages=tuple(stage for stage in each.stages if f"{each.name}, stage {stage}" in sys.argv))
+        for each in CASES
+    ]
+    found = ({**each, "name": f"{each['name']}, stage {each['stage']}"} for each in probed(asked))
+    json.dump([*found], sys.stdout)
 
 
 if __name__ == "__main__":

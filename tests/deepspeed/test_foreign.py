@@ -119,6 +119,7 @@ def continued(target: str, writer: str, checkpoint: Path, directory: Path) -> Cu
         ("deepspeed-zero-2", "torch on 1"),
         ("deepspeed-zero-3", "zero-1"),
         ("deepspeed-bf16-zero-2", "zero-3"),
+        ("deepspeed-bf16-zero-1", "zero-1"),
         ("deepspeed-offload-zero-2", "zero-3"),
         ("accelerate-zero-2", "zero-1"),
         ("accelerate-fsdp", "megatron TP2"),

@@ -5,12 +5,10 @@ python -m benchmarks.accuracy.probe
 
 from __future__ import annotations
 
-import logging
-import warnings
 from typing import Any
 
 from benchmarks.accuracy.probe.cases import CASES
-from kit.addons.probe.run import probe
+from benchmarks.accuracy.probe.plans import probed
 from kit.units import GIB
 from tests.support import ROOT
 from tests.support.page import header, row, table, write_json
@@ -24,15 +22,10 @@ STATES, ACTIVATIONS = 0.03, 0.08
 
 def main() -> int:
     """Exit code 1 where cost model and probe disagree."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
     rows = []
-    for case in CASES:
-        plan = case.plan()
-        for stage in case.stages:
-            found = {"name": case.name, "implementation": plan.layout.implementation, **probe(plan, stage).as_json()}
-            rows.append(found)
-            print(row(cells(found)), flush=True)
+    for found in probed(CASES):
+        rows.append(found)
+        print(row(cells(found)), flush=True)
     PAGE.write_text(page(rows), encoding="utf-8")
     write_json(RESULTS, rows)
     wrong = [row for row in rows if not agrees(row)]

@@ -1,10 +1,14 @@
-"""A plan of a layout given in full, fitting or not: a probe needs no search."""
+"""A plan of a layout given in full, fitting or not: a probe needs no search; and what the probe says of it."""
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kit.addons.probe.run import probe
 from kit.cost.estimate import predict
 from kit.cost.workload import Workload
 from kit.planner.plan import Plan
@@ -65,3 +69,13 @@ class Case:
             predicted=predict(Workload(model, cluster, job, layout)),
             decisions=(),
         )
+
+
+def probed(cases: Iterable[Case]) -> Iterator[dict[str, Any]]:
+    """What the probe says of each stage of each case, in words that JSON has."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    for case in cases:
+        plan = case.plan()
+        for stage in case.stages:
+            yield {"name": case.name, "implementation": plan.layout.implementation, **probe(plan, stage).as_json()}
