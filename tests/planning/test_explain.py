@@ -43,6 +43,8 @@ def test_without_pins_nothing_is_left_to_the_planner() -> None:
     assert (nothing.plan, "bf16" in nothing.note) == (None, True)
     assert (epochs.plan.job.epochs, epochs.plan.job.total_tokens) == (3.0, None)
     assert "the same layout would be chosen" in str(explain(plan_70b(), Pins(engine="megatron")))
+    given = what_if(plan_70b(), "job.grad_clip=0.5", Pins(tp=8, pp=8)).plan
+    assert (given.layout.tp, given.layout.pp, given.job.grad_clip) == (8, 8, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,9 @@ each of two replicas."""
         # 80 layers in stages of 21, 21, 21 and 17.
         ({"engine": "megatron", "tp": 8, "pp": 4, "last_stage_layers": 17}, {}, (2, 4, 12),
          12 * (21 * (STAGE - TABLE) / 20 + TABLE) / 8 / 2**30, "16 bytes (1,051 GiB)"),
+        # 17, 21, 21 and 21, of which the second is the fullest.
+        ({"engine": "megatron", "tp": 8, "pp": 4, "first_stage_layers": 17}, {}, (2, 4, 12),
+         12 * 21 * (STAGE - TABLE) / 20 / 8 / 2**30, "16 bytes (1,051 GiB)"),
         ({"engine": "deepspeed", "zero_stage": 3}, {"global_batch_size": 64, "precision": "fp32"}, (4, 4, 12),
          1314 / 64, None),
     ],
@@ -166,6 +169,8 @@ def test_zero_3_is_compared_with_zero_2_by_the_figures_of_both() -> None:
     }
     second, report = (report_on("8xH100", SMALL, zero_stage=stage, **asked) for stage in (2, 3))
     less = report_on("8xH100", SMALL, zero_stage=3, stage3_max_live_parameters=100_000_000, **asked)
+    split = report_on("8xH100", SMALL, zero_stage=3, cp=8, **asked)
+    assert sum("instead of ZeRO-2" in line for line in split.reasons) == 1  # over ranks of one sample too
     for each in (report, second, less):
         (line,) = (line for line in each.reasons if line.startswith("ZeRO-3 instead of ZeRO-2"))
         two, three = map(float, re.findall(r"peak ([\d.]+) -> ([\d.]+)", line)[0])

@@ -153,6 +153,8 @@ READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**GEMMA3, "rope_parameters": {"sliding_attention": {"rope_theta": 8.0}}}, {"rope_theta": 1e6,
          "local_rope_theta": 8.0}
     ),
+    "olmo 3's one base": ({**LLAMA, "model_type": "olmo3", "sliding_window": 8, "rope_theta": 5e5}, {
+        "rope_theta": 5e5, "local_rope_theta": 5e5}),
     "a pattern of windows": ({**GEMMA3, "sliding_window_pattern": 3}, {"full_attention_every": 3}),
     "listed layers": (
         {**GEMMA3, "layer_types": ["sliding_attention", "full_attention"] * 3}, {"full_attention_every": 2}
@@ -400,6 +402,9 @@ ESTIMATED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "windowed_layers": 4, "attention_softcap": 50.0, "fused_attention": False}),
     "no window": ({"sliding_window": 0, "final_logit_softcapping": 30}, {"sliding_window": None,
         "logit_softcap": 30.0}),
+    "what it is": ({}, {"name": "m", "family": "transformers", "source": "config.json, model_type mine",
+        "rope_theta": None, "tied_embeddings": False}),
+    "some sizes of latent attention": ({"kv_lora_rank": 5}, {"latent": None, "head_dim": 16, "num_key_value_heads": 2}),
     "one head of keys": ({"multi_query": True}, {"num_key_value_heads": 1}),
     "heads that do not divide": ({"num_key_value_heads": 3}, {"num_key_value_heads": 4}),
     "heads that nobody says": ({"num_attention_heads": None, "num_key_value_heads": None, "head_dim": None,
