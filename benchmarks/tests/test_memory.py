@@ -12,7 +12,7 @@ from benchmarks.accuracy.programs.megatron import rank_parts
 from benchmarks.accuracy.report import as_json
 from benchmarks.accuracy.rows import excluded, load, workload_of
 from benchmarks.accuracy.strata import Errors, errors_of
-from kit.cost.memory.phases import RankParts
+from kit.cost.memory.parts import RankParts
 
 ROWS = Path(__file__).with_name("rows.json")
 RESULTS = [result for row in load(ROWS) for result in results_of(row)]
