@@ -117,7 +117,7 @@ def search(request: Request) -> SearchResult:
         considered = (*found.considered, *more.considered)
         found = SearchResult(_best(considered, request), considered, further=True)
     for group in _allowed(request) if found.best is None else ():
-        fitting = {each: _fitting(layouts_with(each, request)) for each in group}
+        fitting = {each: that_fit(layouts_with(each, request)) for each in group}
         among = tuple(itertools.chain.from_iterable(fitting.values()))
         if (best := _best(among, request)) is not None:
             chosen = next(each for each, candidates in fitting.items() if best in candidates)
@@ -152,15 +152,15 @@ def _without_fallbacks(request: Request, scorer: LayoutScorer, most_gib: float =
         return min(usable, least + (live if layout.zero_stage == 3 else 0.0))
 
     # A layout that takes longer than the fastest usual one is not chosen; only the reasons for a further one name it.
-    most_s = EQUALLY_FAST * min(map(step_s, _fitting(usual)), default=math.inf)
+    most_s = EQUALLY_FAST * min(map(step_s, that_fit(usual)), default=math.inf)
     bound = _slower_than(request, scorer, most_s) if most_s < math.inf else None
     further = [*_considered(request, scorer, limit_gib, True, min(least, most_gib), bound)]
-    considered = (*usual, *(_fitting(further) if least <= usable else further))
+    considered = (*usual, *(that_fit(further) if least <= usable else further))
     best = _best(considered, request)
     if best in usual:
         return SearchResult(best=best, considered=usual, further=False)
     if bound is not None:
-        considered = (*usual, *_fitting(_considered(request, scorer, limit_gib, True, least)))
+        considered = (*usual, *that_fit(_considered(request, scorer, limit_gib, True, least)))
     return SearchResult(best=best, considered=considered, further=True)
 
 
@@ -187,7 +187,7 @@ def _or_on_host(request: Request, found: SearchResult) -> SearchResult:
     on_host = asked and _faster_than(*asked, step_s(best) / EQUALLY_FAST, usable_gib(request.cluster.gpu))
     if on_host is None:
         return found
-    considered, fastest = (*found.considered, *on_host.considered), min(_fitting(found.considered), key=step_s)
+    considered, fastest = (*found.considered, *on_host.considered), min(that_fit(found.considered), key=step_s)
     return SearchResult(on_host.best, considered, further=True, fallback=ON_HOST, without=fastest)
 
 
@@ -357,7 +357,7 @@ _the_rest = attrgetter(
 def eligible(considered: Iterable[Candidate], request: Request) -> list[Candidate]:
     """The fitting layouts from which speed chooses: those with room for the error of the predicted peak, where one is
     about as fast as the fastest; otherwise all that fit."""
-    fitting = _fitting(considered)
+    fitting = that_fit(considered)
     if request.tight or not fitting:
         return fitting
     roomy_gib, most_s = usable_gib(request.cluster.gpu) / (1 + MEMORY_MARGIN), PRICE_OF_ROOM * min(map(step_s, fitting))
@@ -372,8 +372,9 @@ def _best(considered: tuple[Candidate, ...], request: Request) -> Candidate | No
     return min(tied, key=lambda candidate: (simplicity(candidate.layout), step_s(candidate)))
 
 
-def _fitting(considered: Iterable[Candidate]) -> list[Candidate]:
-    return [candidate for candidate in considered if candidate.step_time_s is not None]
+def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates whose layout fits, which have a step time."""
+    return [candidate for candidate in candidates if candidate.step_time_s is not None]
 
 
 def step_s(candidate: Candidate) -> float:

@@ -25,6 +25,7 @@ from kit.planner.search import (
     illegal,
     simplicity,
     step_s,
+    that_fit,
 )
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import DEFAULTS, ENGINES, Layout, describe, engine_name
@@ -148,7 +149,7 @@ def _rival(candidates: list[Candidate], name: str, best: Candidate) -> Candidate
     """The layout that represents a rejected value: the best layout with this value."""
     if name in _WITHIN:
         own = _split_of(best.layout)
-        same_split = [c for c in candidates if c.step_time_s is not None and _split_of(c.layout) == own]
+        same_split = [c for c in that_fit(candidates) if _split_of(c.layout) == own]
         candidates = same_split or candidates
     return min(candidates, key=_rank)
 
@@ -185,7 +186,7 @@ def _impossible(name: str, tried: set[object], request: Request, result: SearchR
 
 def _why(name: str, best: Candidate, others: list[Candidate]) -> str:
     """``others``: the engine's compared layouts with other values."""
-    fitting = [other for other in others if other.step_time_s is not None]
+    fitting = that_fit(others)
     if not fitting:
         return "no layout that was compared fits with another value"
     behind = step_s(best) / min(map(step_s, fitting)) - 1
@@ -226,8 +227,7 @@ _MEANINGS = {
 
 def _memory_margin(request: Request, result: SearchResult, best: Candidate) -> Iterator[Decision]:
     """Whether the layout has room for the error of its predicted peak, where the answer had an alternative."""
-    usable, fitting = usable_gib(request.cluster.gpu), [c for c in result.considered if c.step_time_s is not None]
-    fastest = min(fitting, key=step_s)
+    usable, fastest = usable_gib(request.cluster.gpu), min(that_fit(result.considered), key=step_s)
     if best.peak_gib > usable / (1 + MEMORY_MARGIN):
         why = (
             f"the peak is {best.peak_gib / usable:.0%} of what is usable, and one of five published peaks was more "
@@ -325,7 +325,7 @@ def _alternatives(request: Request, result: SearchResult, best: Candidate) -> It
         return _corrected(timer.components_s(request.workload(candidate.layout)), candidate)
 
     fastest = {_split_of(best.layout): best}
-    for candidate in sorted((c for c in result.considered if c.step_time_s is not None), key=step_s):
+    for candidate in sorted(that_fit(result.considered), key=step_s):
         fastest.setdefault(_split_of(candidate.layout), candidate)
     rejected = tuple(
         f"{describe(other.layout)}: {_difference(best, other, components_s(best), components_s(other))}"

@@ -19,7 +19,7 @@ from kit.planner.fallbacks import COST_TIME, FALLBACKS
 from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
 from kit.planner.rules.deepspeed import NODE_CAPACITY
-from kit.planner.search import Candidate, SearchResult, can_fit, illegal, layouts_with, search, step_s
+from kit.planner.search import Candidate, SearchResult, can_fit, illegal, layouts_with, search, step_s, that_fit
 from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
@@ -180,13 +180,10 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
             factor = round(gpu.memory_gib / cluster.gpu.memory_gib, 1)
             larger = replace(request, cluster=replace(cluster, gpu=gpu))
             # Legality does not depend on GPU memory, and a layout does not need less memory on a larger GPU.
-            fitting = [each.layout for each in considered if not _fits(each) and each.peak_gib <= usable_gib(gpu)]
+            # Those of ``considered`` that fit have a last resort.
+            short = (each for each in considered if each.step_time_s is None)
+            fitting = [each.layout for each in short if each.peak_gib <= usable_gib(gpu)]
             yield _Change("gpu", _Cost.GPUS, factor, text, larger, fitting)
-
-
-def _fits(candidate: Candidate) -> bool:
-    """True of layouts with a last resort alone."""
-    return candidate.step_time_s is not None
 
 
 def _with_loss_of_accuracy(request: Request) -> Iterator[str]:
@@ -261,7 +258,7 @@ def _fallbacks_on_the_host(request: Request) -> Iterator[_Change]:
     """The last resorts that only the host's unknown memory forbids, with the least of it that does."""
     for fallback in COST_TIME if request.cluster.host_ram_gib is None else ():
         told = replace(request, cluster=replace(request.cluster, host_ram_gib=_MOST_TOLD_GIB))
-        fitting = [each.layout for each in layouts_with(fallback, told) if _fits(each)]
+        fitting = [each.layout for each in that_fit(layouts_with(fallback, told))]
         needs = {layout: _node_gib(request.workload(layout))[0] for layout in fitting}
         if layout := min((layout for layout, needed in needs.items() if needed), key=needs.__getitem__, default=None):
             least = math.ceil(needs[layout] / HOST_SHARE)
