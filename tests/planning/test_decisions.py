@@ -86,6 +86,8 @@ DESCRIBED: Rows = [
     ("the best with a value", lambda: [decisions._rival([candidate(1.0, layout=M, tp=2, vp=2), candidate(2.0, layout=M,
         vp=2), candidate(
         None, 1.0, layout=M, vp=2)], name, candidate(1.0, layout=M)).step_time_s for name in ("vp", "tp")], [2.0, 1.0]),
+    ("the best of another split where the same one does not fit", lambda: decisions._rival([candidate(1.0, layout=M,
+        tp=2, vp=2), candidate(None, 99.0, layout=M, vp=2)], "vp", candidate(1.0, layout=M)).step_time_s, 1.0),
 ]  # fmt: skip
 CHOICES: Rows = [
     ("pinned", lambda: choice("tp", pins=Pins(tp=2)), ("2", "pinned", ())),

@@ -126,7 +126,8 @@ INFEASIBLE: Rows = [
             "sp", "layout.sp left to the planner instead of True", None, True)]),
     ("larger GPUs that hold a layout", lambda: next((each.text, each.factor,
         len(each.among or ())) for each in infeasible._changes(
-        request(), [candidate(None, 100.0), candidate(1.0, 1.0), candidate(None, 1e4)]) if each.kind == "gpu"),
+        request(), [candidate(None, 100.0), candidate(1.0, 1.0), candidate(2.0, 2.0), candidate(None, 1e4)])
+        if each.kind == "gpu"),
      ("cluster.gpu=H200 (140 GiB) instead of H100", 1.8, 1)),
     ("memory of a node", lambda: [changes(infeasible._memory_of_a_node, pins=ZERO, model=replace(DENSE, num_layers=100),
         machines=replace(NODE, name=name, host_ram_gib=host, nvme_gib=disks))
