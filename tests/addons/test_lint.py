@@ -389,6 +389,13 @@ def test_what_a_correction_writes(bad: dict[str, Any], rule: str, corrected: dic
     assert json.dumps(fixed(BASE | bad, said), sort_keys=True) == json.dumps(BASE | corrected, sort_keys=True)
 
 
+def test_a_section_that_one_correction_removes_is_not_brought_back_by_another(tmp_path: Path) -> None:
+    bad = BASE | {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu", "buffer_count": "auto"}}}
+    said = lint(write(tmp_path, bad, ".json"))
+    assert {"offload-stage", "auto-unfilled"} <= {each.rule for each in said}
+    assert fixed(bad, said)["zero_optimization"] == {"stage": 2}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

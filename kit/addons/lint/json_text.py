@@ -43,25 +43,16 @@ class JsonText:
 
 def parse_json(text: str, name: str) -> JsonText:
     """JSON text whose top level is an object. Raises ``SpecError`` with the line."""
-    forgiven: list[Irregularity] = []
-    ends = [match.start() for match in re.finditer("\n", text)]
+    plain = text.replace("\ufeff", " ")
+    ends = [match.start() for match in re.finditer("\n", plain)]
 
     def line_at(position: int) -> int:
         return bisect_left(ends, position) + 1
 
-    def blank(kind: str) -> Callable[[re.Match[str]], str]:
-        """Replaces an irregularity by spaces, so that positions stay the same."""
-
-        def blanked(match: re.Match[str]) -> str:
-            if match[1] is None:
-                return match[0]
-            forgiven.append(Irregularity(kind, line_at(match.start())))
-            return re.sub(r"[^\n]", " ", match[0])
-
-        return blanked
-
-    plain = _COMMENT.sub(blank("comment"), text.replace("\ufeff", " "))
-    plain = _TRAILING_COMMA.sub(blank("trailing comma"), plain)
+    forgiven: list[Irregularity] = []
+    for kind, pattern in (("comment", _COMMENT), ("trailing comma", _TRAILING_COMMA)):
+        forgiven += [Irregularity(kind, line_at(match.start())) for match in pattern.finditer(plain) if match[1]]
+        plain = pattern.sub(_blanked, plain)
     try:
         data = json.loads(plain)
     except json.JSONDecodeError as error:
@@ -73,6 +64,11 @@ def parse_json(text: str, name: str) -> JsonText:
         raise SpecError(f"{name}: holds a {type(data).__name__} where an object is expected")
     lines, twice = _lines(plain, line_at)
     return JsonText(Document(name=name, data=data, lines=lines), (*forgiven, *twice))
+
+
+def _blanked(match: re.Match[str]) -> str:
+    """Spaces in the place of an irregularity, so that positions stay the same; a text in quotes as it is."""
+    return match[0] if match[1] is None else re.sub(r"[^\n]", " ", match[0])
 
 
 def _lines(text: str, line_at: Callable[[int], int]) -> tuple[dict[Location, int], list[Irregularity]]:
