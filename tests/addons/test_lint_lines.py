@@ -19,6 +19,7 @@ SCRIPTS = (
     'GPUS=4\nALL="--nnodes 1 --nproc_per_node $GPUS"\ntorchrun $ALL t.py',
     'ALL=(\n  --nnodes 1\n  # two of them\n  --nproc_per_node 2\n)\ntorchrun "${ALL[@]}" t.py --name "a b"',
     'ALL=(--nnodes 1)\nALL+=(--nproc_per_node 2)\ntorchrun "${ALL[@]}" t.py',
+    'ALL=(--nnodes 1)\nALL=(--nproc_per_node 2)\ntorchrun "${ALL[@]}" t.py',
     'ALL="--nnodes 1"\nALL+=" --nproc_per_node 2"\ntorchrun $ALL t.py',
     "if true; then\n  A=1\nfi\nN=2\nN=4\ntorchrun --nproc_per_node $N t.py",
     "export A=1 \nB='$A'\ntorchrun --nnodes $A t.py",
