@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,6 +25,7 @@ from kit.training.checkpoint.manifest import FOLDERS
 from kit.training.checkpoint.to_huggingface import write_hf
 from kit.training.counters import Counters
 from tests.support import tiny
+from tests.support.calls import before, killing
 from tests.support.refusals import refusal
 
 FORMATS = ("hf", "step", "universal", "dcp", "megatron")
@@ -52,23 +50,11 @@ def small_files(patch: Callable[..., None] = setattr) -> None:
 
 
 def killed_in(file: int, source: Path, to: str, out: Path) -> None:
-    """Run in a process of its own, which SIGKILL ends after it has written so many files."""
+    """Run in a process of its own, which SIGKILL ends before it writes the file of this number."""
     small_files()
-    count = itertools.count(1)
-
-    def killing(write: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **named: Any) -> Any:
-            result = write(*arguments, **named)
-            if next(count) == file:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return counted
-
-    for module in (store, to_huggingface):
-        module.write_tensors = killing(module.write_tensors)
-    torch.save, writer = killing(torch.save), torch_dist.filesystem.FileSystemWriter
-    writer.write_data = killing(writer.write_data)  # of one file: kit's own calls it for each
+    kill, written = killing(file), [(store, "write_tensors"), (to_huggingface, "write_tensors"), (torch, "save")]
+    for owner, name in [*written, (torch_dist.filesystem.FileSystemWriter, "write_data")]:  # called for each file
+        before(pytest.MonkeyPatch(), owner, name, kill)
     convert(source, to, out, dtype="float32")
 
 
@@ -98,7 +84,7 @@ def test_killed_it_starts_again_and_writes_what_an_undisturbed_one_does(to, sour
         convert(source, "step", tmp_path / "step")
         source = tmp_path / "step"
     convert(source, to, tmp_path / "undisturbed", dtype="float32")
-    kill(source, to, tmp_path / "out", 3)
+    kill(source, to, tmp_path / "out", 4)
     convert(source, to, tmp_path / "out", dtype="float32")
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
     if to in ("dcp", "megatron"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -17,3 +20,14 @@ def before(patch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[..
         return real(*given, **named)
 
     patch.setattr(owner, name, both)
+
+
+def killing(place: int) -> Callable[..., None]:
+    """An act that SIGKILL ends this process by, when it is called for the ``place``-th time."""
+    count = itertools.count(1)
+
+    def kill(*_: Any, **__: Any) -> None:
+        if next(count) == place:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill

@@ -337,20 +337,14 @@ def test_a_local_file_that_is_damaged_is_never_complete(saved, remote, monkeypat
     assert late == "not done 4 s after the last step; the next start goes on copying"
 
 
-def test_the_newest_is_first_and_old_copies_go_when_it_is_complete(saved, remote):
-    for step in (4, 6):
+@pytest.mark.parametrize(("keep", "copies"), [({}, [6, 5]), ({"keep_last": 1, "keep_every_steps": 2}, [6, 4, 2])])
+def test_the_newest_is_first_and_old_copies_go_when_it_is_complete(saved, remote, keep, copies):
+    for step in (4, 5, 6):
         shutil.copytree(saved / STEP, saved / f"step-{step:08d}")
     remote.write("step-00000001/state/a", b"half of one, of a killed run")
     remote.write("step-00000009/state/a", b"half of a newer one, of another run's start")
-    assert [step for _, step, *_ in copied(saved, remote.address).said] == [6, 4]
-    assert remote.listed().keys() == {f"step-{step:08d}" for step in (4, 6, 9)}
-
-
-def test_what_is_kept(saved, remote):
-    for step in (20, 30, 40):
-        shutil.copytree(saved / STEP, saved / f"step-{step:08d}")
-    copied(saved, remote.address, keep_last=1, keep_every_steps=20)
-    assert remote.steps() == [40, 20]
+    assert [step for _, step, *_ in copied(saved, remote.address, **keep).said] == copies
+    assert remote.listed().keys() == {f"step-{step:08d}" for step in (*copies, 9)}
 
 
 def test_a_size_that_differs_there_is_a_failure(tmp_path, saved, remote, monkeypatch):

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,7 +30,7 @@ from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.tokenise import tokenise
 from kit.training.data.tokenize_rows import BATCH_DOCUMENTS
 from kit.training.progress import progress_bar
-from tests.support.calls import before
+from tests.support.calls import before, killing
 from tests.support.files import file_with, files_in
 from tests.support.refusals import refusal
 from tests.training.disk import full_disk
@@ -230,18 +229,9 @@ def test_a_tokenizer_that_does_more_than_its_backend(tokenizer, own):
 def killed_before(place, write):
     """The status of a child that SIGKILL ends before its operation on files number ``place``."""
     if (child := os.fork()) == 0:
-        count = itertools.count(1)
-
-        def killing(function):
-            def counted(*arguments, **named):
-                if next(count) == place:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*arguments, **named)
-
-            return counted
-
+        kill = killing(place)
         for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "unlink")):
-            setattr(owner, name, killing(getattr(owner, name)))
+            before(pytest.MonkeyPatch(), owner, name, kill)
         write()
         os._exit(0)
     return os.waitpid(child, 0)[1]

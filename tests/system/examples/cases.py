@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ from kit.planner.plan import Plan
 from kit.specs.layout import Pins
 from tests.support import ROOT
 from tests.support.files import files_in
+from tests.support.plain_adamw import trained
 from tests.system.examples.inputs import (
     BLOCK,
     EPS,
@@ -96,15 +98,23 @@ def plain_torch(directory: Path) -> Facts:
     tokens = AutoTokenizer.from_pretrained(directory / "model")((directory / "text.txt").read_text())["input_ids"]
     blocks = torch.tensor(tokens[: len(tokens) // BLOCK * BLOCK]).reshape(-1, BLOCK)
     model = AutoModelForCausalLM.from_pretrained(directory / "model")
-    adam = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), eps=EPS, weight_decay=0.1)
-    losses, norms = [], []
-    for batch in blocks.split(GLOBAL_BATCH)[:STEPS]:
-        loss = torch.nn.functional.cross_entropy(model(batch).logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+    batches = blocks.split(GLOBAL_BATCH)
+
+    def backward(step: int) -> float:
+        logits, labels = model(batches[step]).logits[:, :-1], batches[step][:, 1:]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         loss.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
-        adam.step()
-        adam.zero_grad()
-        losses.append(loss.item())
+        return loss.item()
+
+    losses, norms, _ = trained(
+        dict(model.named_parameters()),
+        STEPS,
+        backward=backward,
+        clip=lambda: float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)),
+        rate=lambda step: LEARNING_RATE,
+        build=functools.partial(torch.optim.AdamW, betas=(0.9, 0.95), eps=EPS, weight_decay=0.1),
+        decays=lambda name, parameter: True,
+    )
     return Facts("plain torch", None, 1, tuple(losses), tuple(norms))
 
 
