@@ -151,18 +151,17 @@ def test_other_models_and_four_processes_are_plain_torch(chosen, references, tmp
     assert plain.curve_error(curve.norms, expected.norms) < TOLERANCE
 
 
-def test_experts_that_are_no_leaf_modules_are_plain_torch(references, tmp_path):
-    chosen = cases.plan(3, **OTHER_MODELS["mixtral"])
-    start, expected = references(chosen.model)
-    curve = run(cases.train, chosen, start, tmp_path, len(expected.losses), None, {"leaf_module": {"classes": []}})
-    assert plain.worst(curve, expected) < TOLERANCE
+OF_ZERO = {
+    "experts that are no leaf modules": (OTHER_MODELS["mixtral"]["spec"], {"leaf_module": {"classes": []}}),
+    # Norms at stage 3; imported weights reach these copies too.
+    "small parameters whole on every rank": (UNEVEN, {"stage3_param_persistence_threshold": 1000}),
+}
 
 
-def test_small_parameters_that_stay_whole_on_every_rank(references, tmp_path):
-    """Norms do at stage 3; imported weights reach these copies too."""
-    start, expected = references(UNEVEN)
-    zero = {"stage3_param_persistence_threshold": 1000}
-    curve = run(cases.train, cases.plan(3, spec=UNEVEN), start, tmp_path, len(expected.losses), None, zero)
+@pytest.mark.parametrize(("spec", "zero"), OF_ZERO.values(), ids=OF_ZERO)
+def test_other_settings_of_zero_are_plain_torch(references, tmp_path, spec, zero):
+    start, expected = references(spec)
+    curve = run(cases.train, cases.plan(3, spec=spec), start, tmp_path, len(expected.losses), None, zero)
     assert plain.worst(curve, expected) < TOLERANCE
 
 
