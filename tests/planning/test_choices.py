@@ -86,6 +86,9 @@ def test_where_a_pin_leads_to_offload_the_faster_layout_without_it_is_said() -> 
         f"with this pin the plan has its optimizer on the host; layout.zero_stage={freed.layout.zero_stage} needs no "
         f"offload: {human_seconds(then, like=now)} a step, {1 - then / now:.1%} less ({describe(freed.layout)})"
     )
+    # The engine stays, though Megatron would be faster still.
+    by_engine = plan_of("llama-2-13b", "8xA100-80", Pins(engine="deepspeed", zero_stage=1), objective="sft")
+    assert [each.chosen for each in by_engine.decisions if each.rule == "pin"] == ["zero_stage=1"]
     # Not where offload is pinned, or nothing is; and no pin is named without which it is not faster.
     asked = plan_of("llama-3.1-8b", "8xA100-80", Pins(engine="deepspeed", offload_optimizer="cpu"), objective="sft")
     needed = plan_of("llama-3-70b", "8xH100", Pins(recompute="full"), objective="sft")

@@ -59,6 +59,7 @@ MINISTRAL = dataclasses.replace(DENSE, family="ministral3", rope_scaling={
 SOFTMAX = dataclasses.replace(EXPERTS, family="mixtral", num_shared_experts=0, first_dense_layers=0)
 OSS = dataclasses.replace(SOFTMAX, family="gpt_oss", sliding_window=512)
 GROUPS = dataclasses.replace(EXPERTS, router_groups=4, router_top_groups=2, experts_per_token=4)
+ONE_EXPERT = dataclasses.replace(EXPERTS, num_experts=1, experts_per_token=1)
 SGD, EIGHT, MUON, LION = ({"optimizer": OptimizerSpec(name=name)} for name in ("sgd", "adamw-8bit", "muon", "lion"))
 
 
@@ -322,9 +323,11 @@ EDGES: list[tuple[str, list[tuple[Layout, ModelSpec, dict[str, Any], bool]]]] = 
     ("router_groups_of_two", [(megatron(), GROUPS, {}, False), (megatron(), dataclasses.replace(GROUPS,
         experts_per_token=3), {}, True), (megatron(), EXPERTS, {}, False)]),
     ("etp_follows_tp", [(megatron(tp=2, etp=2), EXPERTS, {}, False), (megatron(tp=2), EXPERTS, {}, True),
-        (megatron(tp=2, ep=2), EXPERTS, {}, False), (megatron(tp=2), DENSE, {}, False)]),
+        (megatron(tp=2, ep=2), EXPERTS, {}, False), (megatron(tp=2), DENSE, {}, False),
+        (megatron(tp=2), ONE_EXPERT, {}, True)]),
     ("experts_need_sequence_parallel", [(megatron(tp=2), EXPERTS, {}, True), (megatron(tp=2, sp=True), EXPERTS, {},
-        False), (megatron(), EXPERTS, {}, False), (megatron(tp=2), DENSE, {}, False)]),
+        False), (megatron(), EXPERTS, {}, False), (megatron(tp=2), DENSE, {}, False),
+        (megatron(tp=2), ONE_EXPERT, {}, True)]),
     ("optimizer_on_the_host", [(megatron(**{"offload_optimizer": "cpu", **more}), DENSE, job, broken) for more, job,
         broken in (
         ({}, {}, False), ({"offload_optimizer": "nvme"}, {}, True), ({"zero_stage": 0}, {}, True), ({}, FP32, True),
