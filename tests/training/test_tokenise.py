@@ -178,6 +178,7 @@ def test_tables_without_the_text(tokenizer, tmp_path):
     rows = datasets.Dataset.from_dict({"body": ["a"]})
     rows.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "splits")
+    files_in(tmp_path, {f"{name}/rows.jsonl": '{"text": "b"}\n' for name in ("saved", "splits")})  # not of the data set
     for name, table in (("x.parquet", {"body": ["a"]}), ("y.parquet", {"text": [1]})):
         pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / name)
     for name, says in (
