@@ -322,6 +322,11 @@ EDGES: list[tuple[str, list[tuple[Layout, ModelSpec, dict[str, Any], bool]]]] = 
                                (megatron(), dataclasses.replace(SOFTMAX, experts_per_token=1), {}, False)]),
     ("router_groups_of_two", [(megatron(), GROUPS, {}, False), (megatron(), dataclasses.replace(GROUPS,
         experts_per_token=3), {}, True), (megatron(), EXPERTS, {}, False)]),
+    ("torch_expert_parallel", [(torch(ep=2, zero_stage=stage, **more), EXPERTS, job, broken)
+        for stage, more, job, broken in (
+        (3, {}, {}, False), (2, {"cp": 2}, {}, False), (3, {"tp": 2}, {}, True), (1, {}, {}, True),
+        (3, {"offload_optimizer": "cpu", "offload_param": "cpu"}, {}, True), (3, {}, {"objective": "dpo"}, True),
+        (3, {}, {"objective": "sft"}, False))]),
     ("etp_follows_tp", [(megatron(tp=2, etp=2), EXPERTS, {}, False), (megatron(tp=2), EXPERTS, {}, True),
         (megatron(tp=2, ep=2), EXPERTS, {}, False), (megatron(tp=2), DENSE, {}, False),
         (megatron(tp=2), ONE_EXPERT, {}, True)]),
