@@ -256,6 +256,16 @@ def test_while_the_first_plan_runs_the_form_is_filled_and_nothing_is_empty(monke
     assert (page.spinner.visible, page.results.visible) == (False, True)
 
 
+def test_choices_of_one_moment_are_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.addons.ui import page as module
+
+    asked: list[Any] = []
+    answer = module.answer
+    monkeypatch.setattr(module, "answer", lambda *words: asked.append(words) or answer(*words))
+    asyncio.run(visited(*CASES["two choices of one moment"][:2]))
+    assert len(asked) == 2, "of the link, and of both choices"
+
+
 def test_two_visitors_do_not_see_each_other() -> None:
     async def both() -> tuple[Any, ...]:
         return await asyncio.gather(visited(LLAMA, [put("precision", "fp8")]), visited("", [put("gpus", 16)]))
