@@ -1,1 +1,1 @@
-"""Speed and host memory of weights into and out of Megatron layouts: ``python -m benchmarks.performance.streaming``."""
+"""Speed and host memory of weights into and out of layouts: ``python -m benchmarks.performance.streaming``."""
