@@ -149,9 +149,6 @@ PROOFS: dict[str, Proof] = {
         "bytes that DeepSpeed holds beside the cost model, 45 configurations", 3, "benchmarks.accuracy.deepspeed_bytes",
         needs=OPS,
     ),
-    "plan-time": _proof(
-        "seconds of a cold plan, to 16,384 GPUs, and how the search grows", 0.5, "benchmarks.performance.plan_time"
-    ),
     "overhead": _proof(
         "what the training loop, the data path and saving cost beside the engine", 2, "benchmarks.performance.overhead"
     ),
