@@ -1,6 +1,24 @@
-"""Files of other trainers that the tests of ``kit plan FILE`` read."""
+"""Files of other trainers that the tests of ``kit plan FILE`` read, and what kit reads in one."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kit.addons.configs.reading import asked_of
+from kit.addons.configs.workload import Described
+from kit.specs.layout import DEFAULTS
+
+
+def read(path: Path, gpus: str = "8xH100") -> Described:
+    return asked_of(path, gpus).described({})
+
+
+def changed(found: Described) -> dict[str, Any]:
+    """The layout's fields that are not as they are by default."""
+    made = vars(found.workload.layout)
+    return {name: made[name] for name in made if made[name] != DEFAULTS[name]}
+
 
 AXOLOTL = """\
 base_model: Qwen/Qwen3-8B   # any spelling

@@ -9,13 +9,12 @@ import pytest
 
 from kit.addons.configs.answer import answer
 from kit.addons.configs.extra_memory import extra_gib, tower_parameters
-from kit.addons.configs.reading import asked_of
 from kit.addons.configs.text import text_of
 from kit.addons.configs.workload import Described
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
 from kit.specs.catalog import load_model
-from tests.addons.config_files import AXOLOTL, MEGATRON_SWIFT, SWIFT
+from tests.addons.config_files import AXOLOTL, MEGATRON_SWIFT, SWIFT, read
 
 PUBLISHED = {
     "qwen2-vl-2b": 2.21, "qwen2-vl-7b": 8.29, "qwen2-vl-72b": 73.4, "qwen2.5-vl-3b": 3.75, "qwen2.5-vl-7b": 8.29,
@@ -37,10 +36,6 @@ def test_text_part_and_towers_are_the_published_model(name: str) -> None:
 
 def test_every_tower_is_of_a_model_that_has_one() -> None:
     assert [name for name in tower_parameters() if not load_model(name).is_text_part] == []
-
-
-def read(path: Path, gpus: str = "8xH100") -> Described:
-    return asked_of(path, gpus).described({})
 
 
 TOWER = 438.97e6 / 2**30

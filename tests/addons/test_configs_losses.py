@@ -8,19 +8,14 @@ from pathlib import Path
 import pytest
 
 from kit.addons.configs.extra_memory import extra_gib
-from kit.addons.configs.reading import asked_of
-from kit.addons.configs.workload import Described
 from kit.cost.memory.peak import parts_of
+from tests.addons.config_files import read
 
 SFT = (
     "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 2 --micro_batch_size 1 "
     "--global_batch_size 8 --recompute_granularity full --max_length 4096 --packing true {}\n"
 )
 PAIRS = SFT.replace("megatron sft", "megatron rlhf --rlhf_type {}").replace("{}\n", "\n")
-
-
-def read(path: Path, gpus: str = "8xH100") -> Described:
-    return asked_of(path, gpus).described({})
 
 
 OF_FLAGS = {

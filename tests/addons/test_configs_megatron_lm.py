@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from kit.addons.configs.reading import asked_of
-from kit.addons.configs.workload import Described
 from kit.addons.targets.pretrain_gpt import pretrain_gpt_script
 from kit.cost.memory.peak import peak_gib, peak_memory
 from kit.cost.model.params import count
 from kit.errors import SpecError
-from kit.specs.layout import DEFAULTS
+from tests.addons.config_files import changed, read
 from tests.emit.plans import DENSE, MEGATRON, plan_of
 from tests.support.refusals import refusal
 
@@ -57,15 +56,6 @@ LLAMA = (
     "--max-position-embeddings 8192 --position-embedding-type rope --untie-embeddings-and-output-weights "
     "--vocab-size 128256 --micro-batch-size 1 --global-batch-size 128 {}\n"
 )
-
-
-def read(path: Path, gpus: str = "8xH100") -> Described:
-    return asked_of(path, gpus).described({})
-
-
-def changed(found: Described) -> dict[str, Any]:
-    made = vars(found.workload.layout)
-    return {name: made[name] for name in made if made[name] != DEFAULTS[name]}
 
 
 def test_a_model_by_its_sizes(file: Callable[[str, str], Path]) -> None:

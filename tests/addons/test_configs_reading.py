@@ -22,12 +22,8 @@ from kit.errors import SpecError
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import DEFAULTS, Pins
 from kit.specs.model import ModelSpec
-from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, SWIFT, TIGHT
+from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, SWIFT, TIGHT, read
 from tests.support.refusals import refusal
-
-
-def read(path: Path, gpus: str = "8xH100") -> Described:
-    return asked_of(path, gpus).described({})
 
 
 def value(found: Described, field: str) -> Any:

@@ -9,26 +9,16 @@ from typing import Any
 import pytest
 
 from kit.addons.configs.answer import answer
-from kit.addons.configs.reading import asked_of, source_of
-from kit.addons.configs.workload import Described
+from kit.addons.configs.reading import source_of
 from kit.cli.options import reader_of
 from kit.cost.memory.peak import peak_memory
 from kit.errors import SpecError
 from kit.specs.layout import DEFAULTS
-from tests.addons.config_files import TITAN
+from tests.addons.config_files import TITAN, changed, read
 from tests.support.refusals import refusal
 
 PLAIN = {"engine": "torch", "implementation": "huggingface", "dp": 8, "zero_stage": 3, "recompute": "selective"}
 SPREAD = "data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1"
-
-
-def read(path: Path, gpus: str = "8xH100") -> Described:
-    return asked_of(path, gpus).described({})
-
-
-def changed(found: Described) -> dict[str, Any]:
-    made = vars(found.workload.layout)
-    return {name: made[name] for name in made if made[name] != DEFAULTS[name]}
 
 
 def test_the_file_as_it_is(file: Callable[[str, str], Path]) -> None:
