@@ -16,10 +16,10 @@ LIMITS = {
     "public names twice in a room": (Checkout.names_twice, 0),
     "functions that take model, cluster, job and layout": (Checkout.quadruples, 0),
     "imports between tests and benchmarks": (Checkout.crossings, 0),
-    "trainings in tests": (Checkout.trainings, 80),
+    "trainings in tests": (Checkout.trainings, 78),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 17_548, "add-ons": 6_781, "tests": 17_619, "benchmarks": 4_086}
+STATEMENTS = {"core": 17_541, "add-ons": 6_245, "tests": 17_511, "benchmarks": 3_992}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",
