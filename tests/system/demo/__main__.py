@@ -39,7 +39,7 @@ TITLES = {
 }
 Rows = list[dict[str, Any]]
 GRADIENT_BOUND = 1e-5
-CURVE_BOUND = 1e-3
+CURVE_BOUND = 1e-4
 BF16_DISTANCE = (1e-5, 5e-2)
 """bf16 keeps 8 bits: a run closer than the first never computed in it, one farther than the second went astray."""
 KILL_AFTER_STEP, HAND_OVER_STEP = 25, 40
