@@ -1,11 +1,11 @@
 """How many example files of another trainer ``kit plan FILE`` answers, by folder, and which gaps stand alone:
 ``python -m benchmarks.accuracy.other_configs CHECKOUT [LIST [GPUS]]``.
 
-CHECKOUT is a clone of the trainer, LIST a file with paths in it; without, every file of such a form below
-``examples``. The GPUs are a node's eight, or as many nodes as the file's sizes take; with GPUS, such as 2xRTX-4090, it
-also says how many files a change helps there, and how many of the patches read back as promised. Text models are
-counted for themselves: not the files whose model sees or hears, nor what kit refuses on purpose
-(docs/how-to/your-config.md).
+CHECKOUT is a clone of the trainer, LIST a file with paths in it, of Python with functions, as FILE::FUNCTION; without,
+every file of such a form below ``examples``. The GPUs are a node's eight, or as many nodes as the file's sizes take;
+with GPUS, such as 2xRTX-4090, it also says how many files a change helps there, and how many of the patches read back
+as promised. Text models are counted for themselves: not the files whose model sees or hears, nor what kit refuses on
+purpose (docs/how-to/your-config.md).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main(root: Path, names: Path | None, gpus: str = "") -> None:
     """Print the table, the gaps that stand alone, and why files are refused."""
     paths = names.read_text().split() if names else []
     found = paths or [str(path.relative_to(root)) for path in sorted((root / "examples").rglob("*")) if path.is_file()]
-    reads = [read(root, path) for path in found if path.endswith(_FILES)]
+    reads = [read(root, path) for path in found if path.endswith(_FILES) or "::" in path]
     alone = Counter(each.why[0] for each in reads if each.said == "with gaps" and len(each.why) == 1)
     refused = Counter(each.why[0].split(": ", 1)[-1][:90] for each in reads if each.said == "refused" and each.of_text)
     print(*table(reads), "", *(f"{number:4} gap alone: {why}" for why, number in alone.most_common(20)), sep="\n")

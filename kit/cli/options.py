@@ -129,13 +129,13 @@ def is_recipe(target: str) -> bool:
 
 CONFIGS = "kit.configs"
 """Group of entry points: a function that answers of another trainer's file (docs/how-to/your-config.md)."""
-_FORMS = (".yaml", ".yml", ".json", ".toml", ".sh", ".bash", ".sbatch", ".slurm")
+_FORMS = (".yaml", ".yml", ".json", ".toml", ".py", ".sh", ".bash", ".sbatch", ".slurm")
 
 
 def reader_of(target: str) -> Callable[..., None] | None:
-    """What reads a file of another trainer; None for everything else, and where no add-on does."""
-    path = Path(target)
-    if not target.endswith(_FORMS) or path.name == "config.json" or not path.is_file():
+    """What reads a file of another trainer, or one's function; None for everything else, and where no add-on does."""
+    path = Path(target.partition("::")[0])
+    if path.suffix not in _FORMS or path.name == "config.json" or not path.is_file():
         return None
     if is_recipe(target):
         try:

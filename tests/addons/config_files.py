@@ -109,6 +109,44 @@ selective_ac_option = "op"  # "int" = ac every positive int layer or 'op', ac ba
 filter_fqns = ["output"]
 """
 """torchtitan/models/llama3/train_configs/llama3_8b.toml, 238fa9953e4a, without what decides nothing."""
+REGISTRY = """\
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+
+ROW = 8192
+
+
+def llama_8b() -> Trainer.Config:
+    \"\"\"Two rows a GPU, four a step.\"\"\"
+    spec = model_registry("8B", attn_backend="flex")
+    return Trainer.Config(
+        model_spec=spec,
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocabulary(spec))),
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank=2 * ROW,
+            num_tokens_per_train_step=32 * ROW,
+            max_context_length=ROW,
+            steps=1000,
+        ),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+
+
+def llama_8b_replicated() -> Trainer.Config:
+    config = llama_8b()
+    config.training.num_tokens_per_microbatch_per_dp_rank = ROW
+    config.training.num_tokens_per_train_step = -1
+    config.parallelism = ParallelismConfig(data_parallel_replicate_degree=8, data_parallel_shard_degree=1)
+    config.activation_checkpoint = FullAC.Config()
+    config.training.steps = 10
+    return config
+"""
+"""In the style of torchtitan's models/llama3/config_registry.py, b5bcd76c."""
 TIGHT = {
     "axolotl.yaml": (AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 16"), "2xRTX-4090"),
     "f.yaml": (FACTORY.replace("type: lora", "type: full"), "8xA100-40"),

@@ -59,6 +59,19 @@ EDITS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"ds.adam_offload": True, "ds.zero_stage": 3},
         "python -m openrlhf.cli.train_sft --ds.zero_stage 3 \\\n    --ds.adam_offload\n",
     ),
+    "class": (
+        "s.sh",
+        "run_train.sh --module a --config b \\\n  --training.steps 5 activation-checkpoint:selective\n",
+        {"activation_checkpoint": "full", "training.enable_cpu_offload": True},
+        "run_train.sh --module a --config b \\\n  --training.steps 5 \\\n"
+        "  --training.enable_cpu_offload activation-checkpoint:full\n",
+    ),
+    "new class": (
+        "s.sh",
+        "run_train.sh --module a --config b\n",
+        {"activation_checkpoint": "none", "training.enable_cpu_offload": True},
+        "run_train.sh --module a --config b \\\n    --training.enable_cpu_offload \\\n    activation-checkpoint:none\n",
+    ),
     "in a variable": ("s.sh", 'O="--a 1"\nswift sft $O\n', {"a": 5}, 'O="--a 1"\nswift sft $O \\\n    --a 5\n'),
     "toml": (
         "a.toml",

@@ -504,7 +504,7 @@ def test_every_row_decides_a_field_that_kit_has() -> None:
     mine = (
         "model accumulation packing world gpus_per_node nodes visible states vllm packed_length vllm.mode vllm.share "
         "prompts prompt_tokens filled micro_tokens fp8 towers even_experts away.model away.optimizer layers_of_chunk "
-        "loss"
+        "loss loss_chunks rank_tokens step_tokens"
     )
     specs = {"layout": Pins, "model": ModelSpec, "job": JobSpec}
     specs |= {"job.lora": LoraSpec, "job.grpo": GrpoSpec, "job.optimizer": OptimizerSpec}

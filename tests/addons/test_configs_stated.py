@@ -16,7 +16,7 @@ from kit.addons.configs.answer import Answer
 from kit.addons.configs.entries import Entry, Source
 from kit.addons.configs.linked import opener
 from kit.addons.configs.reading import Asked
-from kit.addons.configs.tables import table_of, table_of_command
+from kit.addons.configs.tables import table_of
 from kit.addons.configs.variants import Variant, variant
 from kit.cost.time.step import StepTimer
 
@@ -29,7 +29,7 @@ ROUNDED = 1.2
 
 def asked(row: Mapping[str, Any], gpu: str) -> Asked:
     keys = row["keys"]
-    table = table_of_command(row["command"]) if "command" in row else table_of(row["program"], set(keys))
+    table = table_of(set(keys), row.get("program", ""), row.get("command", ""))
     assert table is not None, row["file"]
     entries = {key: Entry(value, 1) for key, value in keys.items()}
     return Asked(

@@ -4,7 +4,7 @@ Its rooms, in the order in which data walks:
 
     command                       ``kit plan FILE``
     entries                       a file's values, with the place of each
-    yaml_entries, toml_entries, shell_entries
+    yaml_entries, toml_entries, shell_entries, python_entries
                                   the forms that a file has
     tables                        what each key of a program means: data below ``tables``
     linked                        files that a file names

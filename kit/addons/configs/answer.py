@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -120,15 +120,13 @@ class Answer:
             "plan": self.plan,
             "gaps": [f"{gap.key}: {gap.why}" for gap in self.now.described.gaps],
             "findings": [finding.as_json() for finding in self.findings],
-            "nearest": _change(self.nearest),
-            "fastest": _change(self.fastest),
+            "nearest": _change(self.nearest) if self.nearest else None,
+            "fastest": _change(self.fastest) if self.fastest else None,
             "patch": self.patch,
         }
 
 
-def _change(found: Variant | None) -> ChangeJson | None:
-    if found is None:
-        return None
+def _change(found: Variant) -> ChangeJson:
     return {"keys": dict(found.values), "peak_gib": found.peak_gib, "step_time_s": found.step_s}
 
 
@@ -136,8 +134,12 @@ def reads_back(asked: Asked, change: Variant) -> bool:
     """Whether the edited text, read again, gives the layout and the job of the change."""
     text = edited(asked.source, change.values)
     try:
-        source, table = source_of(text, asked.source.name)
-        again = replace(asked, source=source, table=table).described({})
+        if asked.source.form == "python":
+            flags, _ = source_of(f"{asked.table.commands[1]} {text}", "flags.sh")
+            again = asked.described({key: entry.value for key, entry in flags.entries.items()})
+        else:
+            source, table = source_of(text, asked.source.name)
+            again = replace(asked, source=source, table=table).described({})
     except SpecError:
         return False
     return again.workload == change.described.workload
@@ -192,7 +194,8 @@ def _findings(path: Path, asked: Asked, now: Variant) -> Iterator[Finding]:
     yield from unknown_keys(asked.table, asked.source)
     for note in now.described.notes:
         yield Finding("processes", "warning", path.name, None, "", note, "name as many GPUs as it starts processes")
-    linted = _linted(path, asked.source) if asked.is_here else _linted_alone(asked.source)
+    text = asked.source.text if asked.source.form == "shell" else ""
+    linted = _linted(path, asked.source) if asked.is_here else lint_script(text, asked.source.name, "trainer")
     yield from (each for each in linted if each.rule not in ("not-read", "config-file-missing"))
 
 
@@ -202,7 +205,3 @@ def _linted(path: Path, source: Source) -> Iterator[Finding]:
     other = named_file(path, word(named.value)) if named is not None else None
     for file in [path] if path.suffix in SCRIPTS else [other] if other else []:
         yield from lint(file, reader="trainer")
-
-
-def _linted_alone(source: Source) -> Iterable[Finding]:
-    return lint_script(source.text, source.name, "trainer") if source.form == "shell" else ()

@@ -29,7 +29,8 @@ def command(path: Path, gpus: str | None, row_tokens: int | None, patch: bool, a
     else:
         width, style = terminal()
         again = shlex.join(["kit", "plan", str(path), *(["--gpus", gpus] if gpus else [])])
-        then = (f"{again} --patch | patch {shlex.quote(str(path))}",) if found.patch else ()
+        pipe = "" if found.asked.source.form == "python" else f" | patch {shlex.quote(str(path))}"
+        then = (f"{again} --patch{pipe}",) if found.patch else ()
         typer.echo(text_of(found, then, width, style))
     if found.exit_code and not patch:
         raise typer.Exit(found.exit_code)

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Form = Literal["yaml", "json", "toml", "shell"]
+Form = Literal["yaml", "json", "toml", "shell", "python"]
 
 
-UNRESOLVED = "a variable that is not set here"
-"""The value of a shell variable that the script does not set: this very object."""
+class Unresolved(str):
+    """What stands in the place of a value that is not known: Python's own text, as of a call its name."""
+
+
+UNRESOLVED = Unresolved("a variable that the script does not set")
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Entry:
     """A value, and where its text is."""
 
     value: Any
-    """Plain; of a script text, a list of them, True for a flag alone, or ``UNRESOLVED``."""
+    """Plain; of a script text, a list of them, True for a flag alone; or ``Unresolved``."""
     line: int
     start: int = -1
     """Place of the value's text in the file's; −1 where it has none of its own."""
@@ -34,11 +37,11 @@ class Source:
     form: Form
     entries: Mapping[str, Entry]
     command: str = ""
-    """The words of a script that start the training, such as ``swift sft``."""
+    """The words of a script that start the training, such as ``swift sft``; the call that a Python function returns."""
     end: int = -1
     """The place behind the last word of a script's command."""
-    switches: bool = False
-    """Whether a script's flags that are on have no value."""
+    flags: str = ""
+    """How a command writes flags, by its program's table."""
 
     def with_values(self, values: Mapping[str, Any]) -> Source:
         """With other values, as if the file had them. Its text stays."""

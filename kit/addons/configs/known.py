@@ -30,8 +30,9 @@ def unknown_keys(table: Table, source: Source) -> Iterator[Finding]:
     if table.target:
         arguments = trainer_arguments()
         known |= {*recorded(table.target), *arguments.defaults, *arguments.dropped}
+    heads = set(table.inert) if source.form == "python" else known
     for key, entry in source.entries.items():
-        if key.startswith((ENVIRONMENT, LAUNCHER)) or key in known or {key.split(".")[0], key.split(".")[-1]} & known:
+        if key.startswith((ENVIRONMENT, LAUNCHER)) or key.split(".")[0] in heads or {key, key.split(".")[-1]} & known:
             continue
         near = difflib.get_close_matches(key, known, 1, 0.8)
         fix = f"did you mean {near[0]}?" if near else "leave it out, or correct it"

@@ -21,11 +21,14 @@ _Edit = tuple[int, int, str]
 
 
 def edited(source: Source, values: Mapping[str, Any]) -> str:
-    """The file's text with these values: a value's own text is replaced, a new key comes after its last sibling."""
+    """The file's text with these values: a value's own text is replaced, a new key comes after its last sibling. Of
+    Python the flags of the command that starts the function."""
+    if source.form == "python":
+        return " ".join(_flag(source, key.replace("_", "-"), value) for key, value in _classes_last(values))
     if source.form == "toml":
         return reduce(lambda text, pair: with_value(text, *pair), values.items(), source.text)
     if source.form == "shell":
-        edits = [_of_shell(source, key, value) for key, value in values.items()]
+        edits = [_of_shell(source, key, value) for key, value in _classes_last(values)]
     else:
         root = root_of(source.text, source.name)
         edits = [_of_yaml(source, root, key, value) for key, value in values.items()]
@@ -36,26 +39,41 @@ def edited(source: Source, values: Mapping[str, Any]) -> str:
 
 
 def unified_diff(source: Source, path: str, values: Mapping[str, Any]) -> str:
-    """What ``patch`` and ``git apply`` take; of a file that is not below this directory under its name alone."""
+    """What ``patch`` and ``git apply`` take; of a file that is not below this directory under its name alone. Of Python
+    the flags."""
     before, after = source.text, edited(source, values)
+    if source.form == "python":
+        return f"{after}\n"
     name = os.path.relpath(path)
     name = os.path.basename(path) if name.startswith(os.pardir) else name
     lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{name}", f"b/{name}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
+def _classes_last(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The class of a part has no dot in its key, and behind it tyro takes that part's flags alone."""
+    return sorted(values.items(), key=lambda pair: "." not in pair[0])
+
+
+def _flag(source: Source, key: str, value: Any) -> str:
+    text = shlex.quote(word(value))
+    if source.flags == "hydra":
+        return f"{key}={text}"
+    if source.flags == "tyro" and "." not in key:
+        return f"{key.replace('_', '-')}:{text}"
+    return f"--{key}" if source.flags and value is True else f"--{key} {text}"
+
+
 def _of_shell(source: Source, key: str, value: Any) -> _Edit:
     """The word of the flag; a flag that is new, or whose value is a part of a variable, behind the last word, where it
-    wins."""
-    entry, text = source.entries.get(key), shlex.quote(word(value))
+    wins, and before a class."""
+    entry = source.entries.get(key)
     if entry is not None and entry.start >= 0 and entry.value is not True:
-        return entry.start, entry.end, text
+        return entry.start, entry.end, shlex.quote(word(value))
     line = source.text.rfind("\n", 0, source.end) + 1
     indent = re.match(r"\s*", source.text[line:])
-    hydra = re.search(r"(?m)^\s*[\w.]+\.[\w.]+=", source.text) is not None
-    dashes = re.search(r"\s--\w+-\w+", source.text) is not None
-    flag = f"--{key.replace('_', '-') if dashes else key}"
-    flag = f"{key}={text}" if hydra else flag if source.switches and value is True else f"{flag} {text}"
+    dashes = re.search(r"\s--[\w.]+-\w+", source.text) is not None
+    flag = _flag(source, key.replace("_", "-") if dashes else key, value)
     return source.end, source.end, f" \\\n{(indent[0] if indent else '') or '    '}{flag}"
 
 

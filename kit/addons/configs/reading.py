@@ -8,11 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kit.addons.configs.entries import Form, Source
-from kit.addons.configs.linked import opener, unopened
+from kit.addons.configs.entries import Source
+from kit.addons.configs.linked import READERS, opener, unopened
 from kit.addons.configs.shell_entries import read_shell
-from kit.addons.configs.tables import Table, table_of, table_of_command, tables
-from kit.addons.configs.toml_entries import read_toml
+from kit.addons.configs.tables import Table, table_of, tables
 from kit.addons.configs.walk import Opened, walk
 from kit.addons.configs.workload import Described, described
 from kit.addons.configs.yaml_entries import read_yaml
@@ -27,21 +26,15 @@ _loaded, _called = lru_cache(load_model), lru_cache(model_called)
 
 
 def source_of(text: str, name: str) -> tuple[Source, Table]:
-    """The values of a file's text, and its program's table. Raises ``SpecError`` where kit knows neither."""
-    if name.endswith(SCRIPTS):
-        source = read_shell(text, name, [start for table in tables() for start in table.commands])
-        if source is None:
-            starts = ", ".join(table.commands[0] for table in tables() if table.commands)
-            raise SpecError(f"{name}: no command that kit knows: {starts} …")
-        table = table_of_command(source.command)
-    else:
-        form: Form = "json" if name.endswith(".json") else "yaml"
-        source = read_toml(text, name) if name.endswith(".toml") else read_yaml(text, name, form)
-        keys = {key.split(".")[0] for key in source.entries}
-        table = table_of(program_of(dict.fromkeys(keys)), keys)
+    """The values of a file's text, and its program's table. A Python file's name may end with that of a function, as
+    ``config_registry.py::llama3_8b``. Raises ``SpecError`` where kit knows neither."""
+    ending = Path(name.partition("::")[0]).suffix
+    source = (read_shell if ending in SCRIPTS else READERS.get(ending, read_yaml))(text, name)
+    keys = {key.split(".")[0] for key in source.entries}
+    table = table_of(keys, "" if source.command else program_of(dict.fromkeys(keys)), source.command)
     if table is None:
         raise SpecError(f"{name}: {_unread(source)}")
-    return replace(source, switches=table.switches), table
+    return replace(source, flags=table.flags), table
 
 
 @dataclass(frozen=True)
@@ -68,14 +61,17 @@ def _unread(source: Source) -> str:
     program = program_of(data)
     if program in ("accelerate", "Kubernetes"):
         return advice(data, source.name)
-    what = f"a configuration of {program}" if program else "keys of no program that kit knows"
+    made = f"what it returns is {source.command}" if source.command else "keys of no program that kit knows"
+    what = f"a configuration of {program}" if program else made
     known = ", ".join(dict.fromkeys(table.program for table in tables()))
     return f"{what}; kit plan reads those of {known}, or takes the model: kit plan {model_named(data)} --gpus 8xH100"
 
 
 def asked_of(path: Path, gpus: str | None, row_tokens: int | None = None) -> Asked:
     """What ``kit plan`` asks of a file. Raises ``SpecError``."""
-    source, table = source_of(text_of(path), path.name)
+    file, dots, function = str(path).partition("::")
+    folder = f"{Path(file).absolute().parent.name}/" if file.endswith(".py") else ""
+    source, table = source_of(text_of(Path(file)), f"{folder}{Path(file).name}{dots}{function}")
     return Asked(table, source, opener(path), gpus, row_tokens, is_here=True)
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from kit.addons.configs.entries import UNRESOLVED, Entry, Source
+from kit.addons.configs.tables import tables
 from kit.addons.lint.shell_words import Line, Word, shell_lines
+from kit.errors import SpecError
 
 LAUNCHER, ENVIRONMENT = "launcher.", "env."
 """Prefixes of the keys that are not the program's own."""
 
 
-def read_shell(text: str, name: str, starts: Iterable[str]) -> Source | None:
-    """The first command that one of ``starts`` begins, such as ``swift sft``; None if there is none."""
-    known = [tuple(start.split()) for start in starts]
+def read_shell(text: str, name: str) -> Source:
+    """The first command that a program's words begin, such as ``swift sft``. Raises ``SpecError`` if there is none."""
+    known = [tuple(start.split()) for table in tables() for start in table.commands]
     for line in shell_lines(text):
         if line.words and line.words[0].value in ("[", "[[", "test", "echo", "printf"):
             continue  # it names a program, and does not start it
@@ -23,7 +25,8 @@ def read_shell(text: str, name: str, starts: Iterable[str]) -> Source | None:
         if found is not None:
             at, start = found
             return _source(text, name, line, at, start)
-    return None
+    starts = ", ".join(table.commands[0] for table in tables() if table.commands)
+    raise SpecError(f"{name}: no command that kit knows: {starts} …")
 
 
 def _place(text: str, words: Sequence[Word], start: tuple[str, ...]) -> int:
@@ -38,7 +41,8 @@ def _source(text: str, name: str, line: Line, at: int, start: tuple[str, ...]) -
     entries = {f"{ENVIRONMENT}{key}": Entry(value, 0) for key, value in line.variables.items() if value is not None}
     entries |= {f"{LAUNCHER}{key}": entry for key, entry in _flags(text, before)}
     entries |= dict(_flags(text, words))
-    return Source(name, text, "shell", entries, " ".join(start), line.words[-1].end)
+    last = next(word for word in reversed(line.words) if not (word.value or "").startswith(_TYRO))
+    return Source(name, text, "shell", entries, " ".join(start), last.end)
 
 
 def plain(flag: str) -> str:
@@ -47,6 +51,8 @@ def plain(flag: str) -> str:
 
 
 _HYDRA = re.compile(r"[+~]*[A-Za-z_][\w.]*=")
+_TYRO = "activation-checkpoint:"
+"""torchtitan's flag for the class of a part, which follows a switch too."""
 
 
 def _flags(text: str, words: Sequence[Word]) -> Iterator[tuple[str, Entry]]:
@@ -54,14 +60,15 @@ def _flags(text: str, words: Sequence[Word]) -> Iterator[tuple[str, Entry]]:
     flags: list[int] = []
     for at, word in enumerate(words):
         of_flag = bool(flags) and flags[-1] == at - 1 and "=" not in (words[at - 1].value or "=")
-        if (word.value or "").startswith("--") or not (of_flag or _HYDRA.match(word.value or "x=") is None):
+        if (word.value or "").startswith(("--", _TYRO)) or not (of_flag or _HYDRA.match(word.value or "x=") is None):
             flags.append(at)
     yield from (("argument", _entry(text, [word])) for word in words[: flags[0] if flags else len(words)])
     for at, following in pairwise([*flags, len(words)]):
         flag = words[at]
-        key, equals, value = (flag.value or "").partition("=")
+        sign = ":" if (flag.value or "").startswith(_TYRO) else "="
+        key, equals, value = (flag.value or "").partition(sign)
         if equals:
-            length = len(text[flag.start : flag.end].partition("=")[2])
+            length = len(text[flag.start : flag.end].partition(sign)[2])
             yield plain(key), _entry(text, [Word(value, flag.end - length, flag.end, flag.own)])
         elif key:
             yield plain(key), _entry(text, words[at + 1 : following], flag)

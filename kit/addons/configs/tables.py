@@ -49,7 +49,8 @@ class Row:
     """None: nothing is left out, whatever a later pattern says."""
     refuse: dict[str, str] = FrozenMap({})
     kind: Literal["", "list", "names", "deepspeed", "accelerate"] = ""
-    """list: layers. names: other names. deepspeed, accelerate: that program's file, or one of ``named``."""
+    """list: layers. names: other names. deepspeed, accelerate: that program's file, or one of ``named``; its table is
+    ``_deepspeed.yaml``."""
     named: dict[str, dict[str, Any]] = FrozenMap({})
     """Files that the program brings: name → its ``zero_optimization``."""
 
@@ -64,8 +65,9 @@ class Table:
     """Keys of which one is in a file of this form, where a program has several."""
     commands: tuple[str, ...] = ()
     """Words that start it in a script."""
-    switches: bool = False
-    """Whether a flag that is on has no value in a script."""
+    flags: Literal["", "switches", "tyro", "hydra"] = ""
+    """How a command writes them. switches: one that is on has no value. tyro: so too, and a class is ``part:class``, at
+    the end. hydra: ``key=value``."""
     extends: str = ""
     target: str = ""
     """Name of ``kit emit --target`` whose names of settings are recorded."""
@@ -93,10 +95,22 @@ def matched(patterns: Mapping[str, Any], value: Any) -> Any:
     return None
 
 
+def names(row: Row, value: Any) -> bool:
+    """Whether a row has a word for a value, beside one for all that are on."""
+    patterns = {*row.values, *row.sets, *row.gap, *row.refuse} - {"*"}
+    return matched(dict.fromkeys(patterns, True), value) is not None
+
+
 @cache
 def tables() -> tuple[Table, ...]:
     """Every table, in the order of the files' names."""
     return tuple(_parsed(path) for path in sorted(_FOLDER.glob("[!_]*.yaml")))
+
+
+@cache
+def table_of_kind(kind: str) -> Table:
+    """The table for the files of another program that a row of this ``kind`` names."""
+    return _parsed(_FOLDER / f"_{kind}.yaml")
 
 
 def _parsed(path: Path) -> Table:
@@ -106,13 +120,8 @@ def _parsed(path: Path) -> Table:
     return strict_yaml.parse(Table, data, document)
 
 
-def table_of(program: str, keys: set[str]) -> Table | None:
-    """The table for a program's file with these top-level keys."""
-    mine = [each for each in tables() if each.program == program]
+def table_of(keys: set[str], program: str = "", command: str = "") -> Table | None:
+    """The table for a program's file with these top-level keys, or for what a script starts."""
+    mine = [each for each in tables() if each.program == program or command in each.commands]
     forms = [each for each in mine if each.has and keys & set(each.has)]
-    return next(iter(forms or [each for each in mine if not each.has]), None)
-
-
-def table_of_command(command: str) -> Table | None:
-    """The table for what a script starts."""
-    return next((each for each in tables() if command in each.commands), None)
+    return next(iter(forms or [each for each in mine if not each.has] or mine), None)

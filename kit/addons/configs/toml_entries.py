@@ -37,7 +37,8 @@ def with_value(text: str, key: str, value: Any) -> str:
     if (found := lines.get(key)) is not None:
         return text[: found.start("value")] + written + text[found.end("value") :]
     section, _, last = key.rpartition(".")
-    siblings = [line.end() for other, line in lines.items() if other == section or _has(section, other, line)]
+    own = {other for other, line in lines.items() if line["value"] and other.rpartition(".")[0] == section}
+    siblings = [line.end() for other, line in lines.items() if other in own | {section}]
     if not siblings:
         return f"{text.rstrip()}\n\n[{section}]\n{last} = {written}\n"
     end = text.find("\n", max(siblings))
@@ -48,10 +49,6 @@ def with_value(text: str, key: str, value: Any) -> str:
 def _quoted(text: str) -> str:
     """A basic string (toml.io/en/v1.0.0#string): JSON's escapes are TOML's, which escapes U+007F too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
-
-
-def _has(section: str, key: str, line: re.Match[str]) -> bool:
-    return bool(line["value"]) and key.rpartition(".")[0] == section
 
 
 def _lines(text: str) -> Iterator[tuple[str, re.Match[str]]]:

@@ -70,16 +70,18 @@ def _combinations(asked: Asked, rows: int) -> Iterator[dict[str, Any]]:
     for chosen in itertools.product(*([None, *axis] for axis in axes)):
         values = dict(pair for pair in chosen if pair is not None)
         try:
-            layout = asked.described(values).workload.layout
+            work = asked.described(values).workload
         except SpecError:
             continue
+        layout, length = work.layout, work.job.seq_length
         if layout.global_batch_size == rows and values:
             yield values
         for micro in _divisors(rows // layout.dp) if rows % layout.dp == 0 and table.batch else ():
             accumulation = rows // (layout.dp * micro)
             if micro != layout.micro_batch_size or accumulation != layout.gradient_accumulation_steps:
-                counted = rows if table.keys[table.batch[-1]].field == "job.global_batch_size" else accumulation
-                batch = dict(zip(table.batch, (micro, counted), strict=False))
+                told = {"layout.micro_batch_size": micro, "accumulation": accumulation, "job.global_batch_size": rows}
+                told |= {"rank_tokens": micro * length, "step_tokens": rows * length}
+                batch = {key: told[table.keys[key].field] for key in table.batch}
                 yield {**values, **{key: each for key, each in batch.items() if _differs(source, table, key, each)}}
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kit.addons.configs.entries import UNRESOLVED, Entry, Source, word
-from kit.addons.configs.linked import accelerate_fields, deepspeed_fields
-from kit.addons.configs.tables import OFF, Bound, Row, Table, matched
+from kit.addons.configs.entries import Entry, Source, Unresolved, word
+from kit.addons.configs.tables import OFF, Bound, Row, Table, matched, names, table_of_kind
+from kit.addons.configs.yaml_entries import read_yaml
 from kit.errors import SpecError
 from kit.specs.extra import flat
 from kit.specs.job import ATTENTION_LAYERS, MLP_LAYERS
@@ -43,7 +44,7 @@ def walk(table: Table, source: Source, opened: Opened) -> Reading:
     fields: dict[str, Any] = dict(table.always)
     gaps: list[Gap] = []
     refused: list[str] = []
-    entries = {**_of_file(source, opened), **source.entries, "command": Entry(source.command or None, 0)}
+    entries = {"command": Entry(source.command or None, 0), **_of_file(source, opened), **source.entries}
     for key, row in table.keys.items():
         entry = entries.get(key, Entry(None, 0))
         value = row.default if entry.value is None or entry.value == "" else entry.value
@@ -53,8 +54,9 @@ def walk(table: Table, source: Source, opened: Opened) -> Reading:
             first = entries.get(row.after, Entry(None, 0)).value
             value = f"{word(table.keys[row.after].default if first is None else first)} {word(value)}"
         place = f"{source.name}:{entry.line}: {key}" if entry.line else f"{source.name}: {key}"
-        if value is UNRESOLVED:
-            refused += [f"{place} is a variable that the script does not set"] if row != Row() else []
+        if isinstance(value, Unresolved) and not names(row, value):
+            unread = ", which kit does not run" if source.form == "python" else ""
+            refused += [f"{place} is {value}{unread}"] if row != Row() else []
         elif (why := matched(row.refuse, value)) is not None and word(value) not in row.values:
             refused.append(f"{place}={word(value)[:60]}: {why}")
         else:
@@ -67,14 +69,19 @@ def walk(table: Table, source: Source, opened: Opened) -> Reading:
     return Reading(fields, tuple(gaps), tuple(refused))
 
 
-_NAME_A_FILE = ("config", "argument", "job.config_file", "env.CONFIG_FILE")
+_NAME_A_FILE = (
+    *("%(config)s", "%(argument)s", "%(job.config_file)s", "%(env.CONFIG_FILE)s"),
+    "torchtitan/models/%(module)s/config_registry.py::%(config)s",
+)
+"""A file, and of Python its function, by the flags of the command that names it."""
 
 
 def _of_file(source: Source, opened: Opened) -> dict[str, Entry]:
     """Values of the file that a command names, which the command's own flags overrule."""
-    named = [word(source.entries[key].value) for key in _NAME_A_FILE if key in source.entries]
-    file = next((each for each in named if each.endswith((".yaml", ".yml", ".json", ".toml"))), None)
-    return {key: Entry(value, 0) for key, value in flat(opened(file)).items()} if file and source.command else {}
+    told = defaultdict(str, {key: word(entry.value) for key, entry in source.entries.items()})
+    named = [each % told for each in _NAME_A_FILE if source.command]
+    file = next((each for each in named if re.fullmatch(r".*\.(ya?ml|json|toml)|.*\w/\w+\.py::\w+", each)), None)
+    return {key: Entry(value, 0) for key, value in flat(opened(file)).items()} if file else {}
 
 
 def _decided(row: Row, value: Any, gaps: list[Gap], key: str, line: int, opened: Opened) -> Iterator[tuple[str, Any]]:
@@ -84,20 +91,27 @@ def _decided(row: Row, value: Any, gaps: list[Gap], key: str, line: int, opened:
         yield from (("job.lora.targets", "all-linear"),) if layers is None else (("job.lora.target_modules", layers),)
         if others:
             gaps.append(Gap("least", key, f"adapters on {', '.join(others[:4])} are not counted", line))
-        yield from (matched(row.sets, value) or {}).items()
-        return
-    if row.kind == "names":
+    elif row.kind == "names":
         yield row.field, value if isinstance(value, list) else str(value).split()
-        return
-    if row.kind and word(value).lower() not in OFF:
-        made = (
-            deepspeed_fields(value, row.named, opened) if row.kind == "deepspeed" else accelerate_fields(value, opened)
-        )
-        yield from made.items()
-        return
-    if row.field and (found := kits(row, value)) is not None:
+    elif row.kind:
+        yield from _linked(row, str(value), opened).items() if word(value).lower() not in OFF else ()
+    elif row.field and (found := kits(row, value)) is not None:
         yield row.field, found
     yield from (matched(row.sets, value) or {}).items()
+
+
+def _linked(row: Row, named: str, opened: Opened) -> Mapping[str, Any]:
+    """Fields of a file, of its text, or of one that the program brings, by the table of what it is of."""
+    name = named.rsplit("/", 1)[-1]
+    if named.lstrip().startswith("{"):
+        source = read_yaml(named, "its text")
+    else:
+        found = {"zero_optimization": row.named[name]} if name in row.named else opened(named)
+        source = Source(name, "", "yaml", {key: Entry(each, 0) for key, each in flat(found).items()})
+    reading = walk(table_of_kind(row.kind), source, opened)
+    if reading.refused:
+        raise SpecError("; ".join(reading.refused))
+    return reading.fields
 
 
 _COUNTS = frozenset(
@@ -105,6 +119,7 @@ _COUNTS = frozenset(
         *("accumulation", "job.global_batch_size", "job.seq_length", "job.lora.rank", "job.grpo.num_generations"),
         *("job.grpo.max_completion_length", "layout.micro_batch_size", "layout.tp", "layout.pp", "layout.cp"),
         *("layout.ep", "layers_of_chunk", "micro_tokens", "packed_length", "prompt_tokens", "prompts"),
+        *("rank_tokens", "step_tokens", "loss_chunks"),
         *("model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.ffn_hidden_size"),
     }
 )
@@ -115,7 +130,7 @@ def kits(row: Row, value: Any) -> Any:
     """kit's value for a program's. Raises ``SpecError`` where there is none."""
     if not row.values:
         found = number(value)
-        if row.field in _COUNTS and value != row.default and not (isinstance(found, int) and found >= 0):
+        if row.field in _COUNTS and found != row.default and not (isinstance(found, int) and found >= 0):
             raise SpecError("a whole number belongs here")
         return found
     text = word(value)

@@ -51,6 +51,7 @@ more where FSDP2 shards whole experts that are trained."""
 _NEAREST: Mapping[str, tuple[tuple[str, ...], str]] = {
     "compile_below_zero_3": (("compile_layers",), "torch.compile is not counted"),
     "compile_whole_layers": (("compile_layers",), "torch.compile is not counted"),
+    "chunked_loss_whole_head": (("chunked_loss",), "a loss in chunks is counted as one of all logits"),
     "selective_recompute": (("recompute",), "selective recompute is counted as none"),
     "torch_expert_parallel": (("ep",), "experts that ranks share out are gathered a layer at a time in the figures"),
     "trl_has_its_own_loop": (
@@ -72,6 +73,14 @@ class ProgramWorkload(Workload):
 
     cross_entropy: str = "unfused"
     """Megatron's loss, by the names of ``rank_megatron.MEGATRON_LOSSES``."""
+    loss_chunks: int = 0
+    """Parts of a micro batch in which torchtitan has the logits; 0: kit's own chunks."""
+
+    @property
+    def chunk_tokens(self) -> float:
+        """Tokens whose logits take as much in kit's chunked loss. torchtitan runs torch's cross entropy in each chunk:
+        log-probabilities and two gradients are twice kit's bytes (components/loss.py, ChunkedLossWrapper)."""
+        return 2 * self.tokens / self.loss_chunks if self.loss_chunks else super().chunk_tokens
 
     def with_layout(self, layout: Layout) -> ProgramWorkload:
         return replace(self, layout=layout)
@@ -118,6 +127,10 @@ def described(
     length = model.max_position_embeddings if length in (None, "longest of the model") else int(length)
     if row_tokens is not None and not given.get("packing"):
         length = min(length, row_tokens)
+    if tokens := int(given.get("rank_tokens", 0)):  # a batch is counted in tokens, which packed rows fill
+        length = math.gcd(tokens, length)
+        given |= {"layout.micro_batch_size": tokens // length}
+        given |= {"job.global_batch_size": -(-step // length)} if (step := given["step_tokens"]) > 0 else {}
     if given.get("packing") and given.get("job.objective") in _PAIRED:
         length = max(1, length // 2)
     given |= {"layout.micro_batch_size": 1} if given.get("filled") else {}
@@ -128,14 +141,20 @@ def described(
         given[experts] = False
         short += (Gap("most", "quantize_moe_experts", "quantised experts are counted as 16 bits"),)
     job = _job(given, model, layout, length)
-    workload: Workload = ProgramWorkload(model, cluster, job, layout, given.get("loss", "unfused"))
+    workload: Workload = ProgramWorkload(
+        model, cluster, job, layout, given.get("loss", "unfused"), given.get("loss_chunks", 0) * layout.chunked_loss
+    )
     if given.get("fp8"):
         in_fp8 = replace(workload, job=replace(job, precision="fp8"))
         other = {each.rule for each in violations(in_fp8)} - {each.rule for each in violations(workload)} - _PRICED
         short += (Gap("least", "fp8", "fp8 is counted as bf16"),) if other else ()
         workload = workload if other else in_fp8
     gaps = (*reading.gaps, *_left_out(given, workload), *short)
-    sizes = {name: given.get(f"layout.{name}") for name in ZERO_KEYS}
+    sizes = {
+        name: size
+        for name in ZERO_KEYS
+        if isinstance(size := given.get(f"layout.{name}"), int | float) or size == "auto"
+    }
     workload = workload.with_layout(layout.but(**zero_sizes(sizes, workload)))
     workload, approximated = _priced(workload)
     if layout.ep > 1 and not given.get("even_experts") and _is_uneven(workload):

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from kit.addons.configs.entries import Entry, Form, Source
+from kit.addons.configs.entries import Entry, Source
 from kit.errors import SpecError
 
 
@@ -19,14 +19,14 @@ def root_of(text: str, name: str) -> yaml.MappingNode:
     return node
 
 
-def read_yaml(text: str, name: str, form: Form) -> Source:
+def read_yaml(text: str, name: str) -> Source:
     """The values of a YAML or JSON file, as its program's YAML 1.1 parser reads them; of two equal keys the last."""
     constructor = yaml.SafeLoader("")
     try:
         entries = dict(_leaves(root_of(text, name), constructor, ""))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SpecError(f"{name}: {' '.join(str(error).split())[:300]}") from None
-    return Source(name, text, form, entries)
+    return Source(name, text, "json" if name.endswith(".json") else "yaml", entries)
 
 
 def _leaves(node: yaml.MappingNode, constructor: Any, prefix: str) -> Iterator[tuple[str, Entry]]:
