@@ -71,6 +71,16 @@ def test_logits_of_a_loss_in_chunks(file: Callable[[str, str], Path]) -> None:
     assert loss_bytes(eight) == 12 * 2048 * 128256 + weight + of_input
 
 
+def test_a_loss_in_chunks_beside_tensors_in_parts(file: Callable[[str, str], Path]) -> None:
+    text = REGISTRY.replace("spec,\n", "spec,\n        parallelism=ParallelismConfig(tensor_parallel_degree=2),\n")
+    file("registry.py", text.replace("=SelectiveAC", "=FullAC"))
+    found = read(Path(EIGHT))
+    assert [(gap.bound, gap.key) for gap in found.gaps] == [
+        ("most", "parallelism.tensor_parallel_degree"), ("most", "chunked_loss"),
+    ]  # fmt: skip
+    assert (found.workload.layout.tp, found.workload.chunk_tokens) == (2, 16384)
+
+
 def test_a_function_that_changes_another(file: Callable[[str, str], Path]) -> None:
     file("registry.py", REGISTRY)
     found = read(Path("registry.py::llama_8b_replicated"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -22,7 +21,7 @@ from kit.errors import SpecError
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import DEFAULTS, Pins
 from kit.specs.model import ModelSpec
-from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, SWIFT, TIGHT, read
+from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, REGISTRY, SWIFT, TIGHT, read
 from tests.support.refusals import refusal
 
 
@@ -460,29 +459,71 @@ def test_refused(file: Callable[[str, str], Path], case: str) -> None:
     assert why in refusal(SpecError, read, file(name, text))
 
 
-@pytest.mark.parametrize("name", [*TIGHT, "automodel.yaml", "moe.sh"])
+@pytest.mark.parametrize("name", [*TIGHT, "automodel.yaml", "moe.sh", "registry.py"])
 @pytest.mark.parametrize("value", ["auto", [], {"a": 1}, -1, 0, 10**20], ids=str)
 def test_no_value_of_a_key_breaks_the_reading(file: Callable[[str, str], Path], name: str, value: Any) -> None:
     texts = {name: text for name, (text, _) in TIGHT.items()} | {"automodel.yaml": AUTOMODEL, "moe.sh": EVERY_SIZE}
+    texts["registry.py"] = REGISTRY.partition("\n\n\ndef llama_8b_replicated")[0]
     found = asked_of(file(name, texts[name]), "8xH100")
     for key in found.table.keys:
         with suppress(SpecError):
             found.described({key: value})
 
 
-def test_linked_files(file: Callable[[str, str], Path]) -> None:
-    zero = {"stage": 2, "reduce_bucket_size": 12345, "offload_optimizer": {"device": "cpu"}}
-    file("mine.json", json.dumps({"zero_optimization": zero}))
-    made = read(file("f.yaml", FACTORY + "deepspeed: mine.json\n")).workload.layout
-    assert (made.engine, made.zero_stage, made.reduce_bucket_size, made.offload_optimizer, made.offload_param) == (
-        "deepspeed", 2, 12345, "cpu", "none"
-    )  # fmt: skip
-    file("acc.yaml", "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 4\n"
-         "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false, fsdp_offload_params: true}\n")  # fmt: skip
-    made = read(
-        file("t.sh", f"accelerate launch --config_file acc.yaml {TRL.partition(' 8 ')[2]}".format("sft", ""))
-    ).workload.layout
-    assert (made.engine, made.zero_stage, made.dp, made.offload_param) == ("torch", 2, 4, "cpu")
+IN_HOST = {"offload_param": "cpu", "offload_optimizer": "cpu"}
+LINKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "DeepSpeed": (
+        "zero_optimization: {stage: 2, reduce_bucket_size: 12345, offload_optimizer: {device: cpu}}",
+        {"engine": "deepspeed", "zero_stage": 2, "reduce_bucket_size": 12345, "offload_optimizer": "cpu"},
+    ),
+    "DeepSpeed's older names": (
+        "zero_optimization: {stage: 3, prefetch_bucket_size: 7000, stage3_max_live_parameters: big}",
+        {"zero_stage": 3, "stage3_prefetch_bucket_size": 7000, "stage3_max_live_parameters": 10**9},
+    ),
+    "DeepSpeed's buffers": (
+        "zero_optimization: {stage: 3, offload_param: {device: nvme, buffer_count: 9, buffer_size: 80000000}}",
+        {"offload_param": "nvme", "param_buffer_count": 9, "param_buffer_size": 8 * 10**7, "offload_optimizer": "none"},
+    ),
+    "DeepSpeed without a stage": ("zero_optimization: {sub_group_size: 9}", {"engine": "torch", "zero_stage": 0}),
+    "DeepSpeed without sections": ("zero_optimization: {stage: 1, offload_param: null}", {"zero_stage": 1}),
+    "DeepSpeed in accelerate": (
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu}",
+        {"engine": "deepspeed", "zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "none"},
+    ),
+    "its JSON in accelerate": (
+        "distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config: {deepspeed_config_file: zero.json}",
+        {"engine": "deepspeed", "zero_stage": 2, "dp": 4},
+    ),
+    "FSDP 2": (
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_offload_params: true}",
+        {"engine": "torch", "zero_stage": 3, **IN_HOST},
+    ),
+    "FSDP 2, gathered once": (
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}", {"zero_stage": 2},
+    ),
+    "FSDP 1": ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}", {"zero_stage": 2}),
+    "FSDP 1 by number": ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 3}", {"zero_stage": 0}),
+    "DDP": ("distributed_type: MULTI_GPU\nmixed_precision: 'no'", {"engine": "torch", "zero_stage": 0}),
+}  # fmt: skip
+"""A file that another one names → what the layout has of it."""
+
+
+@pytest.mark.parametrize("case", LINKED)
+def test_linked_files(file: Callable[[str, str], Path], case: str) -> None:
+    text, decided = LINKED[case]
+    file("mine.yaml", f"{text}\n")
+    file("zero.json", '{"zero_optimization": {"stage": 2}}')
+    by_launcher = f"accelerate launch --config_file mine.yaml {TRL.partition(' 8 ')[2]}".format("sft", "")
+    by_name = f"deepspeed: mine.yaml\n{FACTORY}"
+    path = file("f.yaml", by_name) if text.startswith("zero") else file("t.sh", by_launcher)
+    made = vars(read(path).workload.layout)
+    assert {name: made[name] for name in decided} == decided
+
+
+def test_a_linked_file_that_kit_has_no_figures_for(file: Callable[[str, str], Path]) -> None:
+    file("mine.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n")
+    path = file("t.sh", f"accelerate launch --config_file mine.yaml {TRL.partition(' 8 ')[2]}".format("sft", ""))
+    assert "HYBRID_SHARD: kit does not have this sharding strategy" in refusal(SpecError, read, path)
 
 
 def test_a_file_that_a_command_names(file: Callable[[str, str], Path]) -> None:

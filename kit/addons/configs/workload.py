@@ -80,7 +80,7 @@ class ProgramWorkload(Workload):
     def chunk_tokens(self) -> float:
         """Tokens whose logits take as much in kit's chunked loss. torchtitan runs torch's cross entropy in each chunk:
         log-probabilities and two gradients are twice kit's bytes (components/loss.py, ChunkedLossWrapper)."""
-        return 2 * self.tokens / self.loss_chunks if self.loss_chunks else super().chunk_tokens
+        return 2 * self.tokens / self.loss_chunks if self.chunked_loss and self.loss_chunks else super().chunk_tokens
 
     def with_layout(self, layout: Layout) -> ProgramWorkload:
         return replace(self, layout=layout)
