@@ -11,10 +11,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kit.cached import cached
 from kit.errors import KitError, SpecError
 from kit.extras import install
 
@@ -97,7 +97,7 @@ class RemoteFiles:
     pauses_s: tuple[float, ...] = ()
     """Pauses before further tries to read. A missing file and missing rights are errors at once."""
 
-    @cached
+    @cached_property
     def opened(self) -> tuple[Any, str]:
         """(fsspec's file system, path in it)."""
         return open_filesystem(self.key, self.address)

@@ -14,7 +14,7 @@ from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.step_time import PublishedStepTime
 from benchmarks.accuracy.throughput_rows import run_of, transformers_only, with_recompute
-from kit.cost.time.gpu import gpu_perf
+from kit.cost.hardware import gpu_perf
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")

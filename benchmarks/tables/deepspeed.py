@@ -8,7 +8,7 @@ from typing import Any
 
 import kit
 from kit.cost.memory.peak import peak_gib
-from kit.cost.time.step import step_time_components_s
+from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.request import Request
@@ -114,7 +114,7 @@ def slow_links() -> str:
         for link, gbytes_per_s in LINKS.items():
             cluster = dataclasses.replace(parse_cluster(CLUSTER), inter_node_gbytes_per_s=gbytes_per_s)
             changed = dataclasses.replace(layout, **changes)
-            step = sum(step_time_components_s(Workload(load_model(model), cluster, JOB, changed)).values())
+            step = sum(StepTimer().components_s(Workload(load_model(model), cluster, JOB, changed)).values())
             plain = first.setdefault((model, link), step)
             cells.append(f"{step:.2f} s" if step == plain else f"{step:.2f} s, {plain / step:.2f}x")
         rows.append((f"{model}, {name}", *cells))

@@ -7,7 +7,7 @@ import dataclasses
 import kit
 from benchmarks.tables.deepspeed import pins_of
 from kit.cost.memory.peak import COMPONENTS
-from kit.cost.time.step import step_time_components_s
+from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.request import Request
@@ -74,7 +74,7 @@ def fitting(found: dict[str, Outcome]) -> dict[str, FitReport]:
 
 
 def _step_s(report: FitReport) -> float:
-    return sum(step_time_components_s(Workload(MODEL, NODE, JOB, report.layout)).values())
+    return sum(StepTimer().components_s(Workload(MODEL, NODE, JOB, report.layout)).values())
 
 
 def _days(report: FitReport) -> float:

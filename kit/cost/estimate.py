@@ -14,7 +14,7 @@ from kit.cost.memory.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.memory.peak import StageMemory, peak_memory
 from kit.cost.model.flops import model_flops_per_token
 from kit.cost.reliability import Operation, operation
-from kit.cost.time.step import bubble_fraction, step_time_components_s
+from kit.cost.time.step import StepTimer, bubble_fraction
 from kit.cost.workload import Workload
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec
@@ -83,7 +83,7 @@ class Prediction:
 def predict(workload: Workload) -> Prediction:
     """Predicts memory, time and cost of a layout that the planner's rules accept."""
     model, cluster, job, layout = workload.model, workload.cluster, workload.job, workload.layout
-    components = step_time_components_s(workload)
+    components = StepTimer().components_s(workload)
     step_time_s = sum(components.values())
     tokens_per_s = job.tokens_per_step / step_time_s
     tokens = job.total_tokens

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
-from kit.cached import cached
 from kit.cost.hardware import generation_of
-from kit.cost.model.compressed_bytes import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.lora import AdaptedLayer, adapted_layers, adapter_parameters_of
 from kit.cost.model.params import RankParameters, count, dense_layer_matrices, stage_parameters
 from kit.cost.model.pipeline import chunk_layers
@@ -21,6 +19,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, TrlObjective, trl_objective
 from kit.specs.layout import LOSS_CHUNK_TOKENS, Layout
 from kit.specs.model import ModelSpec
+from kit.specs.validation import cached
 
 Code = Literal["fused", "compiled", "eager", "huggingface", "local"]
 """How element-wise operators of a layer run. fused: Megatron's, Transformer Engine's or nanotron's own kernels.
@@ -52,13 +51,10 @@ class ExecutionModel:
     overlaps_tensor_gradients: bool = True
     """Whether tensor-parallel reductions of backward run beside GEMMs of weight gradients."""
     gradient_bytes: float = 4.0
-    """Bytes of a gradient that is reduced over data-parallel ranks."""
+    """Bytes of a gradient that is reduced over data-parallel ranks, before anything compresses it."""
     gradient_sum_bytes: float = 10.0
     """Megatron without fusion: bytes moved per parameter and micro batch to read a 16-bit gradient and to add it to its
     sum."""
-    gradient_kernel_bytes: float = 0.0
-    """Memory moved per gradient to compress it, once a step."""
-    zero_plus_plus: ZeroPlusPlus | None = None
 
     # Values of every plan; other programs have others (benchmarks/accuracy/programs/published.py says what each is).
     overlaps_tensor_parallel = False
@@ -344,7 +340,7 @@ class Workload:
     @cached
     def execution(self) -> ExecutionModel:
         """How this kit's engines run the layout (kit/emit, kit/engines)."""
-        model, job, layout = self.model, self.job, self.layout
+        job, layout = self.job, self.layout
         megatron = layout.implementation != "huggingface"
         # FSDP2 reduces in fp32, DDP in the dtype of the weights; DeepSpeed in 16 bits.
         short = layout.engine == "deepspeed" and job.precision != "fp32"
@@ -365,10 +361,8 @@ class Workload:
             # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations; DTensor waits
             # for each of its collectives.
             overlaps_tensor_gradients=layout.engine != "torch",
-            gradient_bytes=gradient_bytes(model, layout.gradient_compression, width, count(model).total),
-            gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
+            gradient_bytes=width,
             gradient_sum_bytes=2.0 + 2 * self.main_gradient_bytes,
-            zero_plus_plus=ZeroPlusPlus.of(layout),
         )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from kit.cached import cached
 from kit.cost.estimate import cost_usd
 from kit.cost.hardware import peak_flops_per_s
 from kit.cost.model.flops import model_flops_per_token
@@ -25,6 +24,7 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins, describe
 from kit.specs.model import ModelSpec
 from kit.specs.text import listed, nearest
+from kit.specs.validation import cached
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, human_seconds
 
 Goal = Literal["gpus", "money", "time"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from kit.cached import cached
 from kit.cost.workload import Workload
 from kit.planner.calibration import NONE, Calibration
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import BalancingSpec, JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
-from kit.specs.validation import changed, trusted
+from kit.specs.validation import cached, changed, trusted
 
 
 @dataclass(frozen=True, kw_only=True)

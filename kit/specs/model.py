@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from kit.cached import cached
 from kit.specs.families import (
     FAMILIES,
     Activation,
@@ -19,7 +18,7 @@ from kit.specs.families import (
     families_with,
 )
 from kit.specs.text import listed, refuse
-from kit.specs.validation import Count, Name, Text, TextMapping, Within, spec
+from kit.specs.validation import Count, Name, Text, TextMapping, Within, cached, spec
 
 _MOST_LAYERS = 2000
 """The deepest that were ever trained have 1,000 (DeepNet, arXiv 2203.00555); costs are added up layer by layer."""

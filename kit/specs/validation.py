@@ -2,8 +2,8 @@
 
 pydantic validates the values of every new spec, also with ``dataclasses.replace``. It is imported only when a value
 needs validation. Defaults and catalog rows need none (a test validates them), so a plan of catalog names does not
-import pydantic and takes half the time. The string beneath each field is also its description in the JSON schema
-(``scripts/recipe_schema.py``).
+import pydantic and takes half the time. What follows from a spec's values is a property, often ``cached``. The string
+beneath each field is also its description in the JSON schema (``scripts/recipe_schema.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar, dataclass_transform, overload
 
 from kit.specs.text import control_character
 
@@ -126,6 +126,29 @@ def changed(value: T, **values: Any) -> T:
     """``dataclasses.replace`` without validation, for values that kit computed."""
     kept = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}  # type: ignore[arg-type]
     return trusted(type(value), kept | values)
+
+
+class cached(Generic[T]):
+    """A property that is computed at its first access, and stored in the instance. Two threads may both compute it:
+    ``functools.cached_property`` of Python 3.11 takes a lock at every first access, which is a tenth of a search."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self.__doc__ = compute, compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        found = instance.__dict__[self._name] = self._compute(instance)
+        return found
 
 
 class Within:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from kit.cost.hardware import peak_flops_per_s
-from kit.cost.time.step import step_time_components_s
+from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model
@@ -20,7 +20,7 @@ EIGHT = {"precision": "fp8"}
 
 
 def step_s(precision: str, layout: Layout = FAST, gpus: str = "1xH100", model: str = "llama-3.2-1b") -> float:
-    parts = step_time_components_s(Workload(load_model(model), cluster(gpus), job(precision=precision), layout))
+    parts = StepTimer().components_s(Workload(load_model(model), cluster(gpus), job(precision=precision), layout))
     return sum(parts.values())
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from kit.cost import estimate
 from kit.cost.estimate import cost_usd, predict
-from kit.cost.hardware import overheads, shared, usable_gib
+from kit.cost.hardware import matmul_s, overheads, shared, usable_gib
 from kit.cost.memory.activations_huggingface import generation_bytes
 from kit.cost.memory.peak import StageMemory, peak, peak_gib
 from kit.cost.memory.states_and_buffers import least_megatron_gib
@@ -25,7 +25,6 @@ from kit.cost.model.params import count, dense_layer_matrices, rank_experts, ran
 from kit.cost.model.pipeline import chunk_layers, in_flight, middle_stage_layers, stage_layers
 from kit.cost.reliability import Operation, checkpoint_bytes, operation
 from kit.cost.time import elementwise
-from kit.cost.time.gpu import matmul_s
 from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time
 from kit.cost.time.step import Part, StepTimeModel
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec

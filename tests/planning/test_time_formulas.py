@@ -9,9 +9,29 @@ from __future__ import annotations
 from dataclasses import astuple, replace
 from typing import Any
 
-from kit.cost.collectives import Group, fills_the_link, group
-from kit.cost.hardware import generation_of, gpu_rates, has_rates, host_bytes_per_s, peak_flops_per_s, runs_rocm, shared
-from kit.cost.model.compressed_bytes import INT4_BYTES, INT8_BYTES, ZeroPlusPlus, gradient_bytes, kernel_bytes
+from kit.cost.collectives import (
+    INT4_BYTES,
+    INT8_BYTES,
+    Group,
+    ZeroPlusPlus,
+    fills_the_link,
+    gradient_bytes,
+    group,
+    kernel_bytes,
+)
+from kit.cost.hardware import (
+    GemmPerf,
+    generation_of,
+    gpu_perf,
+    gpu_rates,
+    has_rates,
+    host_bytes_per_s,
+    matmul_s,
+    peak_flops_per_s,
+    runs_rocm,
+    shared,
+    tile_share,
+)
 from kit.cost.model.flops import (
     head_flops_per_token,
     layer_attention_flops_per_token,
@@ -30,7 +50,6 @@ from kit.cost.time.exposed import (
     tensor_parallel,
     zero_times,
 )
-from kit.cost.time.gpu import GemmPerf, gpu_perf, matmul_s, tile_share
 from kit.cost.time.layer import (
     attention_forward_s,
     attention_gemms,
@@ -457,12 +476,12 @@ SENT = T / 2 * 320 * 2.0
 
 def tensor(layout: Any, experts: bool = False, forward: float = 0.0, backward: float = 0.0, **more: Any) -> Exposed:
     """Of a layer whose products take so long."""
-    return tensor_parallel(GPU, work(layout, **more), forward, backward, experts)
+    return tensor_parallel(work(layout, **more), forward, backward, experts)
 
 
 def context(way: str, attention: float = 0.0, model: Any = DENSE, **more: Any) -> Exposed:
     """Over four ranks."""
-    return context_parallel(GPU, work(megatron(cp=4, cp_comm_type=way, **more), model), attention)
+    return context_parallel(work(megatron(cp=4, cp_comm_type=way, **more), model), attention)
 
 
 def experts(
@@ -470,13 +489,13 @@ def experts(
 ) -> Exposed:
     """Of EXPERTS."""
     asked = work(megatron(**{"tp": 2, "ep": 4, "etp": 2, **more}), EXPERTS, gpu.cluster, expert_load=load)
-    return expert_parallel(gpu, how(asked, once_per_node=once) if once else asked, forward, backward)
+    return expert_parallel(how(asked, once_per_node=once) if once else asked, forward, backward)
 
 
 DISPATCH = 2 * (3 / 4 * 3 * SENT / PORT + 3 * FAR)
 """Over four ranks, each on a node of its own, three copies of every token, there and back."""
 EXCHANGES: Rows = [
-    ("alone", lambda: (tensor(megatron()), context_parallel(GPU, work(megatron()), 1.0)), (Exposed(), Exposed())),
+    ("alone", lambda: (tensor(megatron()), context_parallel(work(megatron()), 1.0)), (Exposed(), Exposed())),
     # Two all-reduces in forward and two in backward (arXiv 1909.08053, section 3).
     ("tensor parallel", lambda: tensor(LOCAL), Exposed(2 * REDUCED, 2 * REDUCED, 0.0)),
     ("again", lambda: tensor(LOCAL.but(recompute="full")).recompute, 2 * REDUCED),
@@ -487,7 +506,7 @@ EXCHANGES: Rows = [
      (2 * REDUCED, (2 - E.overlap) * REDUCED)),
     ("never hidden", lambda: tensor(LOCAL, backward=1.0).backward, 2 * REDUCED * E.unhidden),
     ("DTensor waits", lambda: tensor(torch(tp=2, zero_stage=3), backward=1.0).backward, 2 * REDUCED),
-    ("beside products of forward", lambda: tensor_parallel(GPU, how(work(LOCAL), overlaps_tensor_parallel=True),
+    ("beside products of forward", lambda: tensor_parallel(how(work(LOCAL), overlaps_tensor_parallel=True),
                                                            REDUCED, 0.0, False).forward, (2 - E.overlap) * REDUCED),
     # Between A and B of an adapter: 2·7 numbers a token.
     ("adapters", lambda: [tensor(LOCAL, lora=replace(LORA, targets=each)).forward - 2 * REDUCED
@@ -515,7 +534,7 @@ EXCHANGES: Rows = [
     # Four ranks two apart; and both tensor-parallel ranks of an expert gather tokens and scatter results.
     ("tokens and experts", lambda: experts(), Exposed(*[2 * (ring(4, 3 * SENT) + ring(2, 3 * SENT * 2))] * 2, 0.0)),
     ("whole experts", lambda: experts(etp=1)[:2], (2 * ring(4, 3 * SENT),) * 2),
-    ("again in recompute", lambda: [experts(recompute="full", etp=1).recompute, expert_parallel(GPU, other(work(
+    ("again in recompute", lambda: [experts(recompute="full", etp=1).recompute, expert_parallel(other(work(
         megatron(tp=2, ep=4), EXPERTS), recompute_modules=frozenset({"moe"})), 0.0, 0.0).recompute],
      [2 * ring(4, 3 * SENT)] * 2),
     ("the fullest rank", lambda: experts(etp=1, load=1.5).forward, 2 * ring(4, 4.5 * SENT)),
@@ -535,7 +554,7 @@ EXCHANGES: Rows = [
       2 * (3 * (1 - (3 / 4) ** 3) * SENT / NVLINK + FAR + 2 * HOP)]),
     ("one node", lambda: experts(etp=1, once=True, load=1.5).forward,
      2 * (1.5 * 3 * (1 - (3 / 4) ** 3) * SENT / NVLINK + 3 * HOP)),
-    ("beside another program's compute", lambda: expert_parallel(GPU, how(work(megatron(tp=2, ep=4), EXPERTS),
+    ("beside another program's compute", lambda: expert_parallel(how(work(megatron(tp=2, ep=4), EXPERTS),
                                                                           overlaps_experts=True), 1.0, 0.0).forward,
      E.unhidden * 2 * ring(4, 3 * SENT)),
 ]  # fmt: skip
@@ -609,10 +628,10 @@ DATA: Rows = [
                                                                        {"deepcompile": True})], [0.75, 0.0]),
     ("third gathers are timed", lambda: data(deepspeed(dp=8, zero_stage=3, recompute="full",
                                                        stage3_max_live_parameters=121_000_000), p=D), 2.7 * EACH + SUM),
-    ("a forward's gathers", lambda: [forward_gather_s(GPU, work(each), D, 1.0) for each in (
+    ("a forward's gathers", lambda: [forward_gather_s(work(each), D, 1.0) for each in (
         HF, deepspeed(dp=8, zero_stage=3), HF.but(zero_stage=2), deepspeed(dp=8, zero_stage=2), torch(dp=8))],
      [U * GATHER, U * EACH, U * GATHER, 0.0, 0.0]),
-    ("a forward's gathers in the open", lambda: forward_gather_s(GPU, work(HF), D, 0.0), GATHER),
+    ("a forward's gathers in the open", lambda: forward_gather_s(work(HF), D, 0.0), GATHER),
     # Two factors of rank 4 in fp32 (arXiv 1905.13727), norms as they are; all experts of a projection are one matrix.
     ("PowerSGD", lambda: [gradient_bytes(model, "powersgd", 4.0,
         count(model).total) * count(model).total for model in (DENSE, GPT)],

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from kit.cost.model.compressed_bytes import POWERSGD_RANK
+from kit.cost.collectives import POWERSGD_RANK
 from kit.engines.protocol import StateKind
 from kit.engines.torch.ddp import Compression
 from kit.engines.torch.engine import TorchEngine

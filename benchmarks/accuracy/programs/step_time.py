@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.accuracy.programs.published import PublishedWorkload
-from kit.cost.hardware import pcie_bytes_per_s
+from kit.cost.collectives import group
+from kit.cost.hardware import matmul_s, pcie_bytes_per_s
 from kit.cost.model.params import RankParameters
 from kit.cost.time.exposed import gathered_again
-from kit.cost.time.gpu import matmul_s
 from kit.cost.time.layer import LayerTime, attention_gemms, expert_gemms, mlp_gemms
 from kit.cost.time.step import StepTimeModel
 
@@ -44,7 +44,7 @@ class PublishedStepTime(StepTimeModel):
     def send_s(self, workload: PublishedWorkload, size_bytes: float, bytes_per_s: float) -> float:
         """Seconds to send activations to the next stage; a part from each tensor-parallel rank, gathered there."""
         pieces = workload.layout.tp if workload.execution.splits_transfers and not workload.layout.sp else 1
-        return size_bytes / pieces / bytes_per_s + self.gpu.group(pieces, 1).all_gather_s(size_bytes)
+        return size_bytes / pieces / bytes_per_s + group(workload.cluster, pieces, 1).all_gather_s(size_bytes)
 
     def components_s(self, workload: PublishedWorkload) -> dict[str, float]:
         """Seconds by component. ZeRO-3 of 2021 makes a view of each rank's part (two of a gradient's), copies each part
@@ -60,7 +60,7 @@ class PublishedStepTime(StepTimeModel):
             seconds += 2.0 * gathers * parameters.total / self.gpu.bytes_per_s
             # Each gradient was scattered by itself, not only those of matrices.
             more = workload.num_layers * (TENSORS - MATRICES)
-            components["data_parallel"] += seconds + more * self.gpu.group(workload.layout.dp, 1).latency_s
+            components["data_parallel"] += seconds + more * group(workload.cluster, workload.layout.dp, 1).latency_s
         return components
 
     def with_offload(

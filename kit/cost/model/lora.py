@@ -36,6 +36,10 @@ class AdaptedLayer(NamedTuple):
     split: Literal["column", "row", "none"]
     """What tensor parallelism splits: outputs, inputs, nothing."""
 
+    def widths(self, tp: int) -> tuple[float, float]:
+        """(inputs, outputs) on one of ``tp`` tensor-parallel ranks."""
+        return self.inputs / (tp if self.split == "row" else 1), self.outputs / (tp if self.split == "column" else 1)
+
 
 @lru_cache(maxsize=64)
 def adapted_layers(model: ModelSpec, lora: LoraSpec) -> tuple[AdaptedLayer, ...]:
@@ -106,9 +110,7 @@ def adapter_parameters_of(model: ModelSpec, lora: LoraSpec, tp: int = 1) -> floa
     """
     total = 0.0
     for layer in adapted_layers(model, lora):
-        inputs = layer.inputs / (tp if layer.split == "row" else 1)
-        outputs = layer.outputs / (tp if layer.split == "column" else 1)
-        each = lora.rank_of(layer.name) * (inputs + outputs)
+        each = lora.rank_of(layer.name) * sum(layer.widths(tp))
         total += layer.number * (each + (layer.outputs if lora.use_dora else 0))
     return total
 

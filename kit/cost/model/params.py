@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from kit.cached import cached
 from kit.specs.layout import Layout
 from kit.specs.model import Approximation, ModelSpec
+from kit.specs.validation import cached
 
 
 class LayerParameters(NamedTuple):
@@ -268,9 +268,9 @@ def rank_experts(
     """Expert parameters on one rank of a pipeline stage; by default of the last stage, which has no dense layers.
     ``layers``: layer numbers of the stage; None: an even split."""
     layers, counts = _even(model, pp, stage) if layers is None else layers, count(model)
-    experts = counts.sum_over(layers, lambda layer: layer.experts + layer.expert_biases)
+    experts = counts.sum_over(layers, lambda layer: layer.routed)
     if stage % pp == pp - 1:
-        experts += model.mtp_num_layers * (counts.layer.experts + counts.layer.expert_biases)
+        experts += model.mtp_num_layers * counts.layer.routed
     return experts // (ep * etp)
 
 

@@ -2,7 +2,6 @@
 
 Its rooms, in the order in which data walks:
 
-    gpu                           rates that kernels reach, seconds of a GEMM
     elementwise                   traffic of all other operators
     layer                         one layer on one rank
     exposed                       collectives that compute does not hide

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kit.cost.collectives import Group
-from kit.cost.hardware import shared
-from kit.cost.memory.deepspeed_sizes import live_parameters
-from kit.cost.model.compressed_bytes import (
+from kit.cost.collectives import (
     DEQUANTISE_BYTES,
     INT4_BYTES,
     INT8_BYTES,
     QUANTISE_GRADIENT_BYTES,
+    Group,
     ZeroPlusPlus,
+    gradient_bytes,
+    group,
+    kernel_bytes,
 )
-from kit.cost.model.params import RankParameters
-from kit.cost.time.gpu import GpuPerf
+from kit.cost.hardware import GpuPerf, shared
+from kit.cost.memory.deepspeed_sizes import live_parameters
+from kit.cost.model.params import RankParameters, count
 from kit.cost.workload import Workload
 from kit.specs.job import MLP_LAYERS
 
@@ -48,9 +50,7 @@ def _both_ways(workload: Workload, forward: float, backward: float, of_modules: 
     return Exposed(forward, backward, forward if workload.layout.recompute == "full" else of_modules)
 
 
-def tensor_parallel(
-    gpu: GpuPerf, workload: Workload, gemms_forward: float, gemms_backward: float, experts: bool
-) -> Exposed:
+def tensor_parallel(workload: Workload, gemms_forward: float, gemms_backward: float, experts: bool) -> Exposed:
     """Two all-reduces a layer forward, two backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
 
     Sequence parallelism replaces each by a reduce-scatter and an all-gather of the same volume. Backward needs one more
@@ -60,35 +60,35 @@ def tensor_parallel(
     layout, how = workload.layout, workload.execution
     if layout.tp == 1:
         return Exposed()
-    group = gpu.group(layout.tp, 1)
+    ranks = group(workload.cluster, layout.tp, 1)
     size = workload.tokens * workload.model.hidden_size * 2.0
     blocks = 1 if experts else 2
-    one_way = blocks * group.all_reduce_s(size)
+    one_way = blocks * ranks.all_reduce_s(size)
     if workload.job.lora is not None:  # between A and B, over one or three ranks (engines/megatron/adapters.py)
         adapted = blocks if MLP_LAYERS & workload.job.lora.layers else 1
-        one_way += adapted * group.all_reduce_s(workload.tokens * 2 * workload.job.lora.rank * 2.0)
-    regathered = blocks * group.all_gather_s(size) if layout.sp else 0.0
+        one_way += adapted * ranks.all_reduce_s(workload.tokens * 2 * workload.job.lora.rank * 2.0)
+    regathered = blocks * ranks.all_gather_s(size) if layout.sp else 0.0
     forward = exposed(one_way, gemms_forward if how.overlaps_tensor_parallel else 0.0)
     backward = exposed(one_way + regathered, gemms_backward if how.overlaps_tensor_gradients else 0.0)
     of_mlp = 0.0 if experts or "mlp" not in workload.recompute_modules else forward / blocks
     return _both_ways(workload, forward, backward, of_mlp)
 
 
-def context_parallel(gpu: GpuPerf, workload: Workload, attention_forward: float) -> Exposed:
+def context_parallel(workload: Workload, attention_forward: float) -> Exposed:
     """Exposed seconds of context parallelism. p2p: a ring sends keys and values while attention computes. all_gather:
     keys and values are gathered before attention. a2a: all-to-alls trade the sequence split for a split of heads
     (DeepSpeed-Ulysses, arXiv 2309.14509). ``attention_forward``: seconds of attention in forward."""
     model, layout = workload.model, workload.layout
     if layout.cp == 1:
         return Exposed()
-    group = gpu.group(layout.cp, layout.tp)
+    ranks = group(workload.cluster, layout.cp, layout.tp)
     width = (model.query_width + model.value_width if model.latent else 2 * model.key_value_width) / layout.tp
     sequence = layout.micro_batch_size * workload.job.seq_length * 2.0
     if layout.cp_comm_type == "a2a":
         exchanged = (model.query_width + model.value_width) / layout.tp + width
-        one_way = group.all_to_all_s(sequence / layout.cp * exchanged)
+        one_way = ranks.all_to_all_s(sequence / layout.cp * exchanged)
         return _both_ways(workload, one_way, one_way)
-    one_way = group.all_gather_s(sequence * width)
+    one_way = ranks.all_gather_s(sequence * width)
     if layout.cp_comm_type == "all_gather":
         return _both_ways(workload, one_way, one_way)
     # Backward sends keys and values again, and their gradients.
@@ -96,7 +96,7 @@ def context_parallel(gpu: GpuPerf, workload: Workload, attention_forward: float)
     return _both_ways(workload, exposed(one_way, attention_forward), back)
 
 
-def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: float) -> Exposed:
+def expert_parallel(workload: Workload, forward: float, backward: float) -> Exposed:
     """Exposed seconds of expert parallelism: two all-to-alls per layer (dispatch and combine), in forward and again in
     backward (megatron-core, moe/token_dispatcher.py).
 
@@ -105,8 +105,8 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
     """
     layout, experts_per_token = workload.layout, workload.routed_per_token
     sent = workload.tokens / layout.tp * workload.model.hidden_size * 2.0
-    one_way = _dispatch_s(workload, gpu.group(layout.ep, layout.etp), sent)
-    one_way += gpu.group(layout.etp, 1).all_gather_s(sent * experts_per_token * layout.etp)
+    one_way = _dispatch_s(workload, group(workload.cluster, layout.ep, layout.etp), sent)
+    one_way += group(workload.cluster, layout.etp, 1).all_gather_s(sent * experts_per_token * layout.etp)
     both = 2 * one_way
     repeated = both if layout.recompute == "full" or "moe" in workload.recompute_modules else 0.0
     if not workload.execution.overlaps_experts:
@@ -114,24 +114,24 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
     return Exposed(exposed(both, forward), exposed(both, backward), repeated)
 
 
-def _dispatch_s(workload: Workload, group: Group, token_bytes: float) -> float:
+def _dispatch_s(workload: Workload, ranks: Group, token_bytes: float) -> float:
     """Seconds of one all-to-all that sends each token to its experts. ``token_bytes``: bytes of a rank's tokens.
 
     DeepEP and HybridEP send a token once to each other node, and from there once to each rank, that has one of its
     experts (deepseek-ai/DeepEP, csrc/kernels/legacy/internode.cu, is_token_in_rank; of one node alone, the latter).
     """
     experts_per_token = workload.routed_per_token  # the others wait for the rank that receives the most
-    if group.size == 1:
+    if ranks.size == 1:
         return 0.0
     if not workload.execution.once_per_node:
-        return group.all_to_all_s(token_bytes * experts_per_token)
+        return ranks.all_to_all_s(token_bytes * experts_per_token)
     chosen = workload.model.experts_per_token
 
     def sent(places: int) -> float:
         return (places - 1) * (1 - (1 - 1 / places) ** chosen) * experts_per_token / chosen * token_bytes
 
-    across = sent(group.nodes) / group.port_bytes_per_s if group.nodes > 1 else 0.0
-    return max(across, sent(group.size) / group.inner_bytes_per_s) + group.latency_s
+    across = sent(ranks.nodes) / ranks.port_bytes_per_s if ranks.nodes > 1 else 0.0
+    return max(across, sent(ranks.size) / ranks.inner_bytes_per_s) + ranks.latency_s
 
 
 # ---------------------------------------------------------------- replicas
@@ -142,23 +142,29 @@ def data_parallel_s(
 ) -> float:
     """Exposed seconds of a step. ``forward`` and ``backward``: compute seconds of one micro batch on a rank."""
     layout, how = workload.layout, workload.execution
-    ranks = gpu.group(layout.dense_dp, layout.tp)
-    expert_ranks = gpu.group(layout.expert_dp, layout.ep * layout.etp)
+    ranks = group(workload.cluster, layout.dense_dp, layout.tp)
+    expert_ranks = group(workload.cluster, layout.expert_dp, layout.ep * layout.etp)
     if ranks.size == 1 and expert_ranks.size == 1:
         return 0.0
     if layout.zero_stage == 3 or (layout.zero_stage == 2 and how.engine == "fsdp"):
         return _fully_sharded(gpu, workload, parameters, ranks, expert_ranks, forward, backward)
     trained = workload.trained_share(parameters)
-    reduced = trained * _gather_s(ranks, expert_ranks, parameters, how.gradient_bytes)
+    reduced = trained * _gather_s(ranks, expert_ranks, parameters, _sent_bytes(workload))
     weights = trained * _gather_s(ranks, expert_ranks, parameters, 2.0 if how.precision != "fp32" else 4.0)
     if how.engine == "deepspeed":
         return _deepspeed(workload, reduced, weights, backward)
     reduction = reduced * (1 if layout.zero_stage == 1 and not how.reduces_in_full else 2)
     gathered = weights if layout.zero_stage == 1 else 0.0
-    compressed = how.gradient_kernel_bytes * (parameters.dense + parameters.experts) / gpu.bytes_per_s
+    compressed = kernel_bytes(layout.gradient_compression) * (parameters.dense + parameters.experts) / gpu.bytes_per_s
     if not how.overlaps_gradients:
         return reduction + gathered + compressed
     return exposed(reduction, backward) + exposed(gathered, forward) + compressed
+
+
+def _sent_bytes(workload: Workload) -> float:
+    """Bytes sent per gradient, with what compresses it."""
+    model, kind = workload.model, workload.layout.gradient_compression
+    return gradient_bytes(model, kind, workload.execution.gradient_bytes, count(model).total)
 
 
 def _gather_s(ranks: Group, expert_ranks: Group, parameters: RankParameters, width: float, messages: int = 1) -> float:
@@ -184,10 +190,10 @@ def _fully_sharded(
     m = layout.gradient_accumulation_steps if layout.pp == 1 or layout.zero_stage == 3 else 1
     messages, width = _gathers(workload)
     gather = first = _gather_s(ranks, experts, parameters, width, messages)
-    scatter = _gather_s(ranks, experts, parameters, how.gradient_bytes, messages)
-    if how.zero_plus_plus is not None:
+    scatter = _gather_s(ranks, experts, parameters, _sent_bytes(workload), messages)
+    if (chosen := ZeroPlusPlus.of(layout)) is not None:
         elements = parameters.dense + parameters.experts
-        first, gather, scatter = zero_times(gpu, how.zero_plus_plus, ranks.size, elements, width, messages)
+        first, gather, scatter = zero_times(gpu, chosen, ranks.size, elements, width, messages)
     if how.engine == "deepspeed" and not how.deepcompile:
         scatter += STAGE3_COPIES * parameters.total / gpu.bytes_per_s
     gathers = (1.0 if layout.zero_stage == 3 else 0.0) + gathered_again(workload, parameters)
@@ -206,15 +212,16 @@ def _gathers(workload: Workload) -> tuple[int, float]:
     return messages, 4.0 if how.precision == "fp32" else width
 
 
-def forward_gather_s(gpu: GpuPerf, workload: Workload, parameters: RankParameters, forward: float) -> float:
+def forward_gather_s(workload: Workload, parameters: RankParameters, forward: float) -> float:
     """Exposed seconds of the gathers of one forward without gradient; 0 unless weights are sharded. ``forward``: its
     compute seconds."""
     layout, how = workload.layout, workload.execution
-    ranks = gpu.group(layout.dense_dp, layout.tp)
+    ranks = group(workload.cluster, layout.dense_dp, layout.tp)
     if ranks.size == 1 or not (layout.zero_stage == 3 or (layout.zero_stage == 2 and how.engine == "fsdp")):
         return 0.0
+    expert_ranks = group(workload.cluster, layout.expert_dp, layout.ep * layout.etp)
     messages, width = _gathers(workload)
-    gather = _gather_s(ranks, gpu.group(layout.expert_dp, layout.ep * layout.etp), parameters, width, messages)
+    gather = _gather_s(ranks, expert_ranks, parameters, width, messages)
     return max(exposed(gather, forward), how.unhidden_sharding * gather)
 
 
@@ -254,15 +261,15 @@ def zero_times(
     """Seconds of ZeRO++'s collectives in one micro batch: (gather in the forward pass of a step's first micro batch,
     gather in every other pass, scatter). ``parameters``: elements of ``width`` bytes over ``ranks`` adjacent ranks, in
     ``messages`` collectives."""
-    everywhere = gpu.group(ranks, 1)
+    everywhere = group(gpu.cluster, ranks, 1)
     each = INT8_BYTES if chosen.weights else width
     kernels = DEQUANTISE_BYTES * parameters / gpu.bytes_per_s if chosen.weights else 0.0
     first = everywhere.all_gather_s(each * parameters, messages) + kernels
-    near = gpu.group(chosen.hpz, 1) if chosen.hpz > 1 else everywhere
+    near = group(gpu.cluster, chosen.hpz, 1) if chosen.hpz > 1 else everywhere
     gather = near.all_gather_s(each * parameters, messages) + kernels
     if not chosen.gradients:
         return first, gather, everywhere.all_gather_s(width * parameters, messages)
     node = gpu.cluster.gpus_per_node
-    inside = gpu.group(min(node, ranks), 1).all_gather_s(INT4_BYTES * parameters, messages)
-    between = gpu.group(max(1, ranks // node), node).all_gather_s(INT4_BYTES * parameters / node, messages)
+    inside = group(gpu.cluster, min(node, ranks), 1).all_gather_s(INT4_BYTES * parameters, messages)
+    between = group(gpu.cluster, max(1, ranks // node), node).all_gather_s(INT4_BYTES * parameters / node, messages)
     return first, gather, inside + between + QUANTISE_GRADIENT_BYTES * parameters / gpu.bytes_per_s

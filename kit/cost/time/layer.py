@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from kit.cost.collectives import group
+from kit.cost.hardware import GemmPerf, GpuPerf, matmul_s
 from kit.cost.model.flops import layer_attention_flops_per_token
 from kit.cost.model.params import count
 from kit.cost.time import elementwise
-from kit.cost.time.gpu import GemmPerf, GpuPerf, matmul_s
 from kit.cost.workload import Workload
 from kit.specs.job import GrpoSpec
 
@@ -88,8 +89,7 @@ def branches_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
     forward, backward = (dequantised / gpu.bytes_per_s for dequantised in elementwise.dequantised_bytes(workload))
     for layer in workload.adapted:
         rank, share = lora.rank_of(layer.name), layer.number / model.num_layers
-        inputs = layer.inputs / (tp if layer.split == "row" else 1)
-        outputs = layer.outputs / (tp if layer.split == "column" else 1)
+        inputs, outputs = layer.widths(tp)
         there, back = _gemms_s(gpu.others, ((tokens, rank, inputs, 1.0), (tokens, outputs, rank, 1.0)), 2.0)
         elements = tokens / gpu.bytes_per_s
         forward += share * (there + (moved.inputs * inputs + moved.outputs * outputs) * elements)
@@ -218,7 +218,7 @@ def generation_s(gpu: GpuPerf, workload: Workload) -> float:
     flops = 2.0 * rows * (counts.active_matrices + model.vocab_size * model.hidden_size) / gpu.matmul.flops_per_s
     cached = rows * workload.cached_bytes_per_token * (prompt + tokens / 2)
     token = max((2.0 * counts.total + cached) / gpu.bytes_per_s, flops)
-    ranks, once = gpu.group(layout.dp, 1), 0.0
+    ranks, once = group(workload.cluster, layout.dp, 1), 0.0
     if not workload.vllm_share:
         kernels = model.num_layers * elementwise.layer_kernels(workload, model.num_experts > 0)
         token = max(token, kernels * gpu.rates.kernel_launch_us * 1e-6)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from operator import add
 from typing import NamedTuple
 
-from kit.cost.collectives import fills_the_link
+from kit.cost.collectives import fills_the_link, group
 from kit.cost.hardware import (
     HOST_STEP_BYTES,
     OVERFLOW_TEST_BYTES,
     TORCH_STEP_BYTES,
     TORCH_SUM_BYTES,
+    GpuPerf,
+    gpu_perf,
     host_bytes_per_s,
+    matmul_s,
     pcie_bytes_per_s,
     shared,
 )
@@ -29,7 +32,6 @@ from kit.cost.time.exposed import (
     forward_gather_s,
     tensor_parallel,
 )
-from kit.cost.time.gpu import GpuPerf, gpu_perf, matmul_s
 from kit.cost.time.layer import LayerTime, embedding_s, generation_s, head_s, layer_time
 from kit.cost.workload import ExecutionModel, Workload
 from kit.specs.job import LoraSpec
@@ -49,7 +51,7 @@ class StepTimer:
         self._models: dict[ExecutionModel, StepTimeModel] = {}
 
     def components_s(self, workload: Workload) -> dict[str, float]:
-        """Seconds by component, which add up to the step."""
+        """Seconds by component, which add up to the step. Pipeline stages wait for the slowest one."""
         return self._model_of(workload).components_s(workload)
 
     def layers_s(self, workload: Workload) -> float:
@@ -63,11 +65,6 @@ class StepTimer:
             gpu = gpu_perf(workload.cluster, how.precision, how.attention, how.linear_layers_only)
             model = self._models[how] = StepTimeModel(gpu)
         return model
-
-
-def step_time_components_s(workload: Workload) -> dict[str, float]:
-    """Seconds by component, which add up to the step. Pipeline stages wait for the slowest one."""
-    return StepTimer().components_s(workload)
 
 
 class Part(NamedTuple):
@@ -173,11 +170,11 @@ class StepTimeModel:
 
     def _timed_layer(self, workload: Workload, has_experts: bool) -> Part:
         layer = self.layer_time(workload, has_experts)
-        tensor = tensor_parallel(self.gpu, workload, layer.gemms_forward, layer.gemms_backward, has_experts)
-        context = context_parallel(self.gpu, workload, layer.attention_forward)
+        tensor = tensor_parallel(workload, layer.gemms_forward, layer.gemms_backward, has_experts)
+        context = context_parallel(workload, layer.attention_forward)
         expert = Exposed()
         if has_experts:
-            expert = expert_parallel(self.gpu, workload, layer.forward, layer.backward)
+            expert = expert_parallel(workload, layer.forward, layer.backward)
         forward = layer.forward + tensor.forward + context.forward + expert.forward
         recompute = layer.recompute + tensor.recompute + context.recompute + expert.recompute
         backward = layer.backward + tensor.backward + context.backward + expert.backward
@@ -211,7 +208,7 @@ class StepTimeModel:
         """Seconds of one micro batch's sends between stages, activations forward and gradients back. In 1F1B a stage
         waits for both; the interleaved schedule overlaps them with compute."""
         layout = workload.layout
-        link = self.gpu.group(2, layout.tp * layout.cp * layout.dp)
+        link = group(workload.cluster, 2, layout.tp * layout.cp * layout.dp)
         bytes_per_s = link.port_bytes_per_s if link.nodes > 1 else link.bytes_per_s
         whole = workload.shard_tokens * workload.model.hidden_size * 2.0
         seconds = 2 * layout.vp * (self.send_s(workload, whole, bytes_per_s) + link.latency_s)
@@ -236,7 +233,7 @@ class StepTimeModel:
         sizes = (fills_the_link(workload.cluster, layout), layout.reduce_bucket_size)
         few, many = (min(most, parameters / max(1, size)) for size in sizes)
         passes = layout.gradient_accumulation_steps if layout.zero_stage >= 2 else 1
-        return passes * max(0.0, many - few) * self.gpu.group(layout.dense_dp, layout.tp).latency_s
+        return passes * max(0.0, many - few) * group(workload.cluster, layout.dense_dp, layout.tp).latency_s
 
     def _optimizer_s(self, workload: Workload, parameters: RankParameters) -> float:
         updated = workload.stepped_parameters(parameters)
@@ -289,7 +286,8 @@ def _muon_s(gpu: GpuPerf, workload: Workload) -> float:
     layout = workload.layout
     width = 4.0 if layout.engine == "megatron" or workload.job.precision == "fp32" else 2.0
     sharded = layout.engine == "torch" and layout.zero_stage > 0
-    over_data, over_tensors = gpu.group(layout.dense_dp if sharded else 1, layout.tp), gpu.group(layout.tp, 1)
+    over_data = group(workload.cluster, layout.dense_dp if sharded else 1, layout.tp)
+    over_tensors = group(workload.cluster, layout.tp, 1)
     seconds = 0.0
     for matrix in adapted_layers(workload.model, LoraSpec(targets="all-linear")):
         size = width * matrix.inputs * matrix.outputs
@@ -364,7 +362,7 @@ def _trl_components_s(gpu: GpuPerf, workload: Workload, parameters: RankParamete
     if row is None:
         return {}
     passes = row.policy_forwards + row.reference_forwards
-    each = forward + forward_gather_s(gpu, workload, parameters, forward)
+    each = forward + forward_gather_s(workload, parameters, forward)
     components = {"scoring": passes * workload.layout.gradient_accumulation_steps * each}
     if row.generates:
         components["generation"] = generation_s(gpu, workload)
