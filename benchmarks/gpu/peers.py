@@ -38,6 +38,7 @@ from benchmarks.gpu.measured import (
 from kit.rehearsal.processes import metrics
 from kit.specs.run import DataSpec, LoggingSpec, ScheduleSpec
 from kit.training.__main__ import process_group
+from kit.training.data.indexed import PairFormat
 from kit.training.data.indexed_writer import indexed_writer
 from kit.training.loop import train
 
@@ -214,7 +215,7 @@ def _compiler(device: str, key: str) -> dict[str, str]:
 
 
 def _tokens_on_disk(plan: kit.Plan, prefix: Path) -> DataSpec:
-    with indexed_writer(prefix, tokenizer="random", vocab_size=plan.model.vocab_size) as writer:
+    with indexed_writer(prefix, PairFormat(tokenizer="random", vocab_size=plan.model.vocab_size)) as writer:
         for step in range(STEPS + 1):
             for batch in random_batches(plan, step):
                 for row in batch.input_ids:

@@ -39,13 +39,10 @@ def plan_that_ends(asked: Request) -> Plan:
     return plan
 
 
-def sweep(
-    variants: Iterable[Variant], ask: Callable[[Request], Found | None], *, stop_at_first_miss: bool = False
-) -> Iterator[Outcome[Found]]:
+def sweep(variants: Iterable[Variant], ask: Callable[[Request], Found | None]) -> Iterator[Outcome[Found]]:
     """The outcome of each variant, in their order and one at a time: whoever stops reading asks nothing more.
 
-    A ``PlanError`` is a variant's own outcome; other errors end the sweep. ``stop_at_first_miss``: the first variant
-    without an answer is the last that is asked.
+    A ``PlanError`` is a variant's own outcome; other errors end the sweep.
     """
     for variant in variants:
         try:
@@ -53,5 +50,3 @@ def sweep(
         except PlanError as refused:
             outcome = Outcome(variant, None, str(refused))
         yield outcome
-        if stop_at_first_miss and outcome.found is None:
-            return

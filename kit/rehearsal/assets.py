@@ -32,17 +32,14 @@ def write_model(model: ModelSpec, directory: Path, frozen: bool = False) -> None
 
 def write_data(job: JobSpec, prefix: Path) -> None:
     """Write training and validation data for the job's objective, as ``prefix/train`` and ``prefix/validation``."""
+    from kit.training.data.indexed import PairFormat
     from kit.training.data.indexed_writer import indexed_writer
 
+    start = 0 if job.objective == "seq2seq" else None
+    pair = PairFormat(tokenizer="bytes", vocab_size=VOCAB_SIZE, objective=job.objective, decoder_start_token_id=start)
     text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
     for name, part in (("train", text[4096:]), ("validation", text[:4096])):
-        with indexed_writer(
-            prefix / name,
-            tokenizer="bytes",
-            vocab_size=VOCAB_SIZE,
-            objective=job.objective,
-            decoder_start_token_id=0 if job.objective == "seq2seq" else None,
-        ) as writer:
+        with indexed_writer(prefix / name, pair) as writer:
             if job.objective == "pretrain":
                 writer.add_document(list(part))
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,7 +49,7 @@ def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> list[Fitti
     for way, lora in WAYS.items():
         asked = partial(Request, cluster=cluster, job=replace(job, lora=lora), pins=without_loss(pins))
         variants = (Variant(name, asked(model=load_model(name))) for name in SIZES)
-        outcomes = sweep(variants, _memory, stop_at_first_miss=True)
+        outcomes = itertools.takewhile(lambda each: each.found, sweep(variants, _memory))
         found += [_fitting(each.variant.request, way, each.found) for each in outcomes if each.found]
     if not found:
         raise PlanError(f"no model of {SIZES[0]} or larger fits on {cluster.num_gpus} x {cluster.gpu.name}")

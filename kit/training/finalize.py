@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ class Measured:
 
     loss: float | None = None
     """Loss of the last step, nats per token."""
-    validation_loss: float | None = None
-    validation_losses: dict[str, float] | None = None
+    validation: Mapping[str | None, float] = field(default_factory=dict)
+    """Name of a held-out set → its loss, nats per token; None is the name of ``run.data.validation``."""
     memory: tuple[float, str] | None = None
     """Result of ``memory_held_gib``."""
     step_times_s: list[float] = field(default_factory=list)
@@ -129,8 +130,8 @@ def finalize(
         samples_seen=counters.samples_seen,
         tokens_seen=counters.tokens_seen,
         loss=measured.loss,
-        validation_loss=measured.validation_loss,
-        validation_losses=measured.validation_losses,
+        validation_loss=measured.validation.get(None),
+        validation_losses=named(measured.validation),
         predicted_peak_gib=plan.predicted.peak_gib,
         measured_memory_gib=memory[0] if memory else None,
         measured_memory_is=memory[1] if memory else "nothing",
@@ -156,6 +157,11 @@ def finalize(
     if times_s:
         logger.log(summary.beside_prediction())
     return summary
+
+
+def named(losses: Mapping[str | None, float]) -> dict[str, float] | None:
+    """The losses of run.data.validation_sets; None without any."""
+    return {name: loss for name, loss in losses.items() if name is not None} or None
 
 
 def peak_gib(plan: Plan) -> float:

@@ -27,7 +27,7 @@ from kit.training.checkpoint.store import export_tensors
 from kit.training.checkpoint.uploads import Uploads
 from kit.training.counters import Counters, run_length
 from kit.training.data.loader import DataLoader, Prefetcher, counted, should_prefetch
-from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, peak_gib
+from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, named, peak_gib
 from kit.training.gradient_norms import gradient_norms
 from kit.training.logging.metrics import StepMetrics, model_flops_utilisation
 from kit.training.logging.run_logger import RunLogger
@@ -238,8 +238,7 @@ class _Run:
         with self.clock.part("validation"):
             batches = self.loader.validation_batches()
             losses = {name: self.engine.evaluate(of_set).mean for name, of_set in batches.items()}
-        self.measured.validation_loss = losses.get(None)
-        self.measured.validation_losses = _named(losses)
+        self.measured.validation = losses
         return losses
 
     def _save(self, counters: Counters, wait: bool) -> None:
@@ -287,7 +286,7 @@ class _Run:
             samples_seen=result.counters.samples_seen,
             set_losses=agreed.set_losses,
             validation_loss=validated.get(None),
-            validation_losses=_named(validated),
+            validation_losses=named(validated),
             step_time_s=step_s,
             tokens_per_s=tokens_per_s,
             # Not on CPUs: their peak in the catalog is a round figure, not from a data sheet.
@@ -344,11 +343,6 @@ class _StepResult(NamedTuple):
     """Gradient norm; None if no weight has changed."""
     grad_norms: dict[str, float] | None
     """Gradient norm of each group of parameters, where it was asked for."""
-
-
-def _named(losses: Mapping[str | None, float]) -> dict[str, float] | None:
-    """The losses of run.data.validation_sets; None without any."""
-    return {name: loss for name, loss in losses.items() if name is not None} or None
 
 
 def _is_due(step: int, every_steps: int | None) -> bool:

@@ -57,14 +57,6 @@ def test_nothing_is_asked_before_it_is_read() -> None:
     assert seen == [4, 2]
 
 
-@pytest.mark.parametrize(("missed", "asked"), [(3, [4, 3]), (5, [4, 5]), (2, [4, 2, 1])])
-def test_the_first_miss_ends_it_where_that_is_asked(missed: int, asked: list[int]) -> None:
-    """A refusal is a miss, as an empty answer is; the miss itself is told."""
-    seen: list[int] = []
-    outcomes = list(sweep(batches(4, missed, 1), lambda each: number(each, seen), stop_at_first_miss=True))
-    assert seen == [each.variant.request.job.global_batch_size for each in outcomes] == asked
-
-
 def test_a_larger_model_is_not_asked_after_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = peak(BASE.workload(fastest_plan(BASE).layout))
     seen: list[tuple[str, bool]] = []

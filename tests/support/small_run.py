@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.emit.run_directory import RunDirectory
+from kit.training.data.indexed import PairFormat
 from kit.training.data.indexed_writer import indexed_writer
 from tests.support import runs
 from tests.support.assets import RECIPE
@@ -47,5 +48,5 @@ def emit(
 
 def write_tokens(prefix: Path, count: int, vocab_size: int = VOCAB_SIZE) -> None:
     """One document of random tokens."""
-    with indexed_writer(prefix, tokenizer="bytes", vocab_size=vocab_size) as writer:
+    with indexed_writer(prefix, PairFormat(tokenizer="bytes", vocab_size=vocab_size)) as writer:
         writer.add_document(np.random.default_rng(0).integers(0, vocab_size, count).tolist())

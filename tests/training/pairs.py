@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kit.training.data.indexed import PairFormat
 from kit.training.data.indexed_writer import indexed_writer
 from tests.support import tiny
 
@@ -18,7 +19,8 @@ def pair(
     **sidecar: Any,
 ) -> Path:
     """Documents, or with another objective rows of parts. Returns ``prefix``."""
-    with indexed_writer(prefix, tokenizer="tiny", vocab_size=vocab_size, objective=objective, **sidecar) as writer:
+    pair = PairFormat(tokenizer="tiny", vocab_size=vocab_size, objective=objective, **sidecar)
+    with indexed_writer(prefix, pair) as writer:
         add = writer.add_document if objective == "pretrain" else writer.add_row
         for each in sequences:
             add(each)

@@ -12,13 +12,13 @@ import torch
 
 from kit.engines import build_engine
 from kit.engines.full_tensors import full_tensors
-from kit.engines.huggingface.models import build_model
+from kit.engines.huggingface.models import random_model
 from kit.engines.protocol import IGNORE_INDEX, StateKind
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
 from kit.specs.run import DataSpec
 from kit.training.data.fine_tuning_rows import Rows
-from kit.training.data.indexed import IndexedTokens
+from kit.training.data.indexed import IndexedTokens, PairFormat
 from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.loader import DataLoader
 from kit.training.data.samples import RowSamples
@@ -33,7 +33,7 @@ JOB: dict[str, Any] = {"objective": "sft", "optimizer": OptimizerSpec(eps=1e-3),
 def rows_on_disk(prefix: Path, count: int = 60) -> Path:
     """Chats of one to three turns of random tokens, 4 to 30 in all."""
     generator = np.random.default_rng(3)
-    with indexed_writer(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft") as writer:
+    with indexed_writer(prefix, PairFormat(tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft")) as writer:
         for _ in range(count):
             cuts = np.sort(generator.choice(np.arange(1, generator.integers(4, 30)), 3, replace=False))
             writer.add_row([generator.integers(0, tiny.VOCAB_SIZE, size).tolist() for size in np.diff([0, *cuts])])
@@ -63,7 +63,7 @@ def rows_alone(path: Path, spec: ModelSpec, packing: bool) -> RowsAlone:
     """The first eight samples of ``rows_on_disk``."""
     rows = Rows(IndexedTokens(rows_on_disk(path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
     samples = RowSamples(rows, tiny.SEQ_LENGTH, packing=packing)
-    model = build_model(tiny.run_directory(path / "seed", tiny.plan(spec, job=JOB)), torch.float32, "cpu")
+    model = random_model(spec, seed=7)
     model.save_pretrained(path / "hf")
     data = DataSpec(train=str(path / "train"), packing=packing)
     drawn = [permuted_index(data.seed, len(samples), k) for k in range(8)]

@@ -12,7 +12,7 @@ import torch
 
 from kit.engines.protocol import IGNORE_INDEX
 from kit.errors import DataError
-from kit.training.data.indexed import IndexedTokens
+from kit.training.data.indexed import IndexedTokens, PairFormat
 from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.samples import GptSamples
@@ -24,7 +24,7 @@ from tests.training.disk import full_disk
 
 def write(prefix, documents, vocab_size=tiny.VOCAB_SIZE):
     """A pair with these documents."""
-    with indexed_writer(prefix, tokenizer="tiny", vocab_size=vocab_size) as writer:
+    with indexed_writer(prefix, PairFormat(tokenizer="tiny", vocab_size=vocab_size)) as writer:
         for document in documents:
             writer.add_document(document)
     return prefix
@@ -102,7 +102,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, documents, says):
 @pytest.mark.parametrize(("objective", "longest"), [("pretrain", 0), ("sft", 7), ("seq2seq", 4)])
 def test_what_was_written_is_counted(tmp_path, objective, longest):
     """Two rows of 3 + 4 and 2 + 1 tokens; no row; one row more."""
-    with indexed_writer(tmp_path / "x", tokenizer="t", vocab_size=9, objective=objective) as writer:
+    with indexed_writer(tmp_path / "x", PairFormat(tokenizer="t", vocab_size=9, objective=objective)) as writer:
         for rows in ([[[1, 2, 3], [4, 5, 6, 7]], [[1, 8], [2]]], [], [[[3], [3]]]):
             writer.add_rows(rows)
     written = writer.sidecar()
@@ -216,7 +216,7 @@ def test_a_step_is_the_same_samples_in_the_same_order_on_every_layout(samples, s
 
 
 def test_a_smaller_step_of_a_ramp_is_its_samples_once_over_all_ranks(samples):
-    feeds = [DataLoader(samples, None, DataParallelShard(2, 4, rank, 2), 5, 0) for rank in range(2)]
+    feeds = [DataLoader(samples, {}, DataParallelShard(2, 4, rank, 2), 5, 0) for rank in range(2)]
     found = sorted(row.tolist() for feed in feeds for batch in feed.step(16, 8) for row in batch.input_ids)
     windows = samples.read_all([permuted_index(5, len(samples), 16 + k) for k in range(8)])
     assert found == sorted(window[:-1].tolist() for window, _ in windows)

@@ -20,7 +20,7 @@ from rich.console import Console
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec, LoggingSpec
 from kit.training.logging import prometheus
-from kit.training.logging.terminal import LiveLine, live_line
+from kit.training.logging.terminal import LiveLine, live_line, plain_line
 from kit.training.logging.trackers import PACKAGES, Trackers, _wandb_mode
 from tests.support import tiny
 from tests.support.calls import before
@@ -42,13 +42,13 @@ def test_the_live_line_says_everything():
     parts = {"forward_backward_s": 0.4, "optimizer_s": 0.075, "data_s": 0.025}
     line = live_line(metrics(7, mfu=0.41, memory_gib=39.5, tokens_per_s_per_gpu=64.0, eta_s=3600.0, **parts), *EXPECTED)
     assert line == (
-        "step 7/60 | loss 2.0000 | norm 1 | lr 0.001 | 64 tok/s/GPU | MFU 41.0% | peak 39.5 of 41.2 GiB predicted | "
-        "500 ms (fwd+bwd 80% optim 15% data wait 5%; predicted 400) | ETA 60 min"
+        "step 7/60 | loss 2.0000 | grad norm 1 | lr 0.001 | MFU 41.0 % | 64 tokens/s/GPU | "
+        "peak 39.5 of 41.2 GiB predicted | 500 ms (fwd+bwd 80 % optim 15 % data wait 5 %; predicted 400) | ETA 60 min"
     )
     line = live_line(metrics(7, grad_norm=None, event="loss spike: discard", padding_fraction=0.25), *EXPECTED)
     assert line == (
-        "step 7/60 | loss 2.0000 | loss spike: discard | lr 0.001 | 128 tok/s/GPU | padding 25% | 41 GiB predicted | "
-        "500 ms (; predicted 400)"
+        "step 7/60 | loss 2.0000 | loss spike: discard | lr 0.001 | padding 25 % | 128 tokens/s/GPU | "
+        "41 GiB predicted | 500 ms (; predicted 400)"
     )
     line = live_line(metrics(7, grad_norm=None, step_time_s=0.0, data_s=0.0), *EXPECTED)
     assert " | overflow, skipped | " in line
@@ -56,12 +56,12 @@ def test_the_live_line_says_everything():
 
 
 def test_a_line_of_a_file_says_everything():
-    line = metrics(7, mfu=0.41, padding_fraction=0.25, validation_loss=1.5, validation_losses={"web": 1.25}).line(60)
-    assert line == (
-        "step 7/60  loss 2.0000  grad norm 1  lr 0.001  500 ms/step  128 tokens/s  MFU 41.0 %  padding 25 %  "
+    found = metrics(7, mfu=0.41, padding_fraction=0.25, validation_loss=1.5, validation_losses={"web": 1.25})
+    assert plain_line(found, 60) == (
+        "step 7/60  loss 2.0000  grad norm 1  lr 0.001  MFU 41.0 %  padding 25 %  500 ms/step  128 tokens/s  "
         "validation loss 1.5000  web 1.2500"
     )
-    assert metrics(7, grad_norm=None, padding_fraction=0.0).line(60) == (
+    assert plain_line(metrics(7, grad_norm=None, padding_fraction=0.0), 60) == (
         "step 7/60  loss 2.0000  overflow, skipped  lr 0.001  500 ms/step  128 tokens/s"
     )
 

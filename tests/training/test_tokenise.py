@@ -25,7 +25,7 @@ from kit.cli import app
 from kit.errors import DataError
 from kit.training.data import indexed_writer as writing
 from kit.training.data import tokenize_rows
-from kit.training.data.indexed import IndexedTokens
+from kit.training.data.indexed import IndexedTokens, PairFormat
 from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.tokenise import tokenise
 from kit.training.data.tokenize_rows import BATCH_DOCUMENTS
@@ -94,7 +94,7 @@ def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, la
     before(monkeypatch, writing, "complete_file", full)
     with (
         pytest.raises(DataError, match="No space left"),
-        indexed_writer(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
+        indexed_writer(tmp_path / "x", PairFormat(tokenizer="t", vocab_size=7)) as writer,
     ):
         writer.add_document([1, 2])
     assert list(tmp_path.iterdir()) == []
@@ -103,7 +103,7 @@ def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, la
 def test_an_error_of_whoever_fills_a_pair_is_told_as_it_is(tmp_path):
     with (
         pytest.raises(OSError, match="No such file"),
-        indexed_writer(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
+        indexed_writer(tmp_path / "x", PairFormat(tokenizer="t", vocab_size=7)) as writer,
     ):
         writer.add_document(Path("missing").read_bytes())
     assert list(tmp_path.iterdir()) == []
@@ -266,7 +266,7 @@ def test_a_file_of_somebody_else_beside_a_killed_one_stays(tmp_path):
 
 
 def test_two_processes_do_not_write_the_same_pair(tmp_path):
-    with indexed_writer(tmp_path / "x", tokenizer="t", vocab_size=9) as writer:
+    with indexed_writer(tmp_path / "x", PairFormat(tokenizer="t", vocab_size=9)) as writer:
         writer.add_document([1, 2])
         assert "is being written by another process" in refusal(DataError, small_pair, tmp_path / "x")
         writer.add_document([3])

@@ -11,7 +11,7 @@ import numpy as np
 import kit
 from kit.specs.job import JobSpec
 from kit.training.data.fine_tuning_rows import Rows
-from kit.training.data.indexed import HEADER, MAGIC, VERSION, IndexedTokens
+from kit.training.data.indexed import HEADER, MAGIC, VERSION, IndexedTokens, PairFormat
 from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.loader import DataParallelShard, training_batches
 from kit.training.data.samples import GptSamples, RowSamples, Samples
@@ -44,11 +44,11 @@ def speed(directory: Path) -> Iterator[tuple[bool, str]]:
 def rates(directory: Path) -> dict[str, float]:
     """Tokens a second of text, padded and packed rows; processor time of this thread: a busy machine does not count."""
     text = directory / "text"
-    with indexed_writer(text, tokenizer="none", vocab_size=VOCABULARY) as writer:
+    with indexed_writer(text, PairFormat(tokenizer="none", vocab_size=VOCABULARY)) as writer:
         writer.add_document(np.random.default_rng(1).integers(0, VOCABULARY, 8_000_000))  # type: ignore[arg-type]
     chat = directory / "chat"
     generator = np.random.default_rng(2)
-    with indexed_writer(chat, tokenizer="none", vocab_size=VOCABULARY, objective="sft") as writer:
+    with indexed_writer(chat, PairFormat(tokenizer="none", vocab_size=VOCABULARY, objective="sft")) as writer:
         for _ in range(4000):
             writer.add_row([generator.integers(0, VOCABULARY, n).tolist() for n in generator.integers(50, 800, 2)])
     rows = Rows(IndexedTokens(chat), "sft", SEQ_LENGTH, VOCABULARY)

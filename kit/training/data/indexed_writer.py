@@ -15,20 +15,11 @@ import numpy as np
 
 from kit.errors import DataError
 from kit.files import complete_file, locked, partial_name
-from kit.specs.job import Objective
 from kit.training.data.indexed import HEADER, MAGIC, TOKEN_DTYPES, VERSION, PairFormat, Sidecar
 
 
 @contextmanager
-def indexed_writer(
-    prefix: str | Path,
-    *,
-    tokenizer: str,
-    vocab_size: int,
-    objective: Objective = "pretrain",
-    decoder_start_token_id: int | None = None,
-    chat_template: str | None = None,
-) -> Iterator[IndexedWriter]:
+def indexed_writer(prefix: str | Path, pair: PairFormat) -> Iterator[IndexedWriter]:
     """Writes a new pair: a complete one or none.
 
     While it is written, .PREFIX.bin.partial has its tokens; this process has four bytes for each sequence. .bin gets
@@ -36,13 +27,6 @@ def indexed_writer(
     it. Raises DataError if a file of a pair has this prefix, if another process writes it, if it cannot be written, or
     if it has no documents.
     """
-    pair = PairFormat(
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        objective=objective,
-        decoder_start_token_id=decoder_start_token_id,
-        chat_template=chat_template,
-    )
     files = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".json", ".idx")]
     partial = partial_name(files[0])
     with ExitStack() as stack:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -59,16 +59,15 @@ def training_batches(
     layout. ``bucketed``: distribute the samples longest first, so that samples of one micro batch, and micro batches
     that ranks compute at the same time, are about equally long. The step's gradient does not change.
     """
+
+    def drawn(k: int) -> int:
+        return samples.drawn(seed, samples_seen + k)
+
+    at: Callable[[int], int] = drawn
     if bucketed:
-        drawn = [samples.drawn(seed, samples_seen + k) for k in range(shard.global_batch_size)]
-        drawn.sort(key=lambda index: (-samples.length(index), index))
-        indices = [[drawn[k] for k in shard.positions(a)] for a in range(shard.gradient_accumulation_steps)]
-    else:
-        indices = [
-            [samples.drawn(seed, samples_seen + k) for k in shard.positions(a)]
-            for a in range(shard.gradient_accumulation_steps)
-        ]
-    return samples.micro_batches(indices)
+        whole = sorted(map(drawn, range(shard.global_batch_size)), key=lambda index: (-samples.length(index), index))
+        at = whole.__getitem__
+    return samples.micro_batches([[*map(at, shard.positions(a))] for a in range(shard.gradient_accumulation_steps)])
 
 
 def validation_batches(samples: Samples, num_sequences: int, shard: DataParallelShard) -> list[MicroBatch]:
@@ -88,12 +87,12 @@ class DataLoader:
     """Returns the micro batches of one data-parallel rank."""
 
     training: TrainingSamples
-    validation: Samples | None
+    validation: Mapping[str | None, Samples]
+    """Name of a held-out set → its samples; None is the name of ``run.data.validation``."""
     shard: DataParallelShard
     seed: int
     validation_sequences: int
     bucketed: bool = False
-    validation_sets: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, plan: Plan, run: RunSpec, engine: Engine) -> DataLoader:
@@ -101,6 +100,7 @@ class DataLoader:
         in the model's vocabulary."""
 
         samples = partial(open_samples, plan, run)
+        held_out: list[tuple[str | None, str | None]] = [(None, run.data.validation), *run.data.validation_sets.items()]
         training: TrainingSamples
         if run.data.stream is not None:
             training = StreamSamples(run.data, plan.job.seq_length, plan.model.vocab_size)
@@ -110,7 +110,7 @@ class DataLoader:
                 _check_one_epoch(len(one_epoch), plan, run)
         return cls(
             training=training,
-            validation=None if run.data.validation is None else samples(run.data.validation),
+            validation={name: samples(path) for name, path in held_out if path is not None},
             shard=DataParallelShard(
                 micro_batch_size=plan.layout.micro_batch_size,
                 gradient_accumulation_steps=plan.layout.gradient_accumulation_steps,
@@ -120,7 +120,6 @@ class DataLoader:
             seed=run.data.seed,
             validation_sequences=run.validation_sequences,
             bucketed=plan.job.objective != "pretrain",
-            validation_sets={name: samples(path) for name, path in run.data.validation_sets.items()},
         )
 
     def step(self, position: int, batch_size: int | None = None) -> list[MicroBatch]:
@@ -133,12 +132,10 @@ class DataLoader:
         return training_batches(self.training, self.seed, position, shard, self.bucketed)
 
     def validation_batches(self) -> dict[str | None, list[MicroBatch]]:
-        """Micro batches of one evaluation, by the name of the set; None for ``run.data.validation``."""
-        sets = [(None, self.validation), *self.validation_sets.items()]
+        """Micro batches of one evaluation, by the name of the set."""
         return {
             name: validation_batches(samples, self.validation_sequences, self.shard)
-            for name, samples in sets
-            if samples is not None
+            for name, samples in self.validation.items()
         }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -96,7 +95,7 @@ def tokenise(
     with (
         _threads(),
         progress_bar("text", sum(source.num_bytes for source in found)) as advance,
-        indexed_writer(out, **dataclasses.asdict(encoder.pair)) as writer,
+        indexed_writer(out, encoder.pair) as writer,
     ):
         for source in found:
             for rows in encoder.encode(source, advance):

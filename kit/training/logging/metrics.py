@@ -20,7 +20,6 @@ from kit.errors import RunDirectoryError
 from kit.files import complete_file
 from kit.planner.plan import Plan
 from kit.specs.text_files import open_regular, reason
-from kit.units import human_count, human_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,24 +100,19 @@ class StepMetrics:
     """Time that training waited for a checkpoint after this step; null without one. The last field, because it is
     written later."""
 
-    def line(self, total_steps: int) -> str:
-        """One line for the terminal."""
+    def parts(self, total_steps: int) -> list[str]:
+        """What every terminal says of the step."""
         parts = [
             f"step {self.step}/{total_steps}",
             f"loss {self.loss:.4f}",
             (self.event or "overflow, skipped") if self.grad_norm is None else f"grad norm {self.grad_norm:.3g}",
             f"lr {self.learning_rate:.3g}",
-            f"{human_seconds(self.step_time_s)}/step",
-            f"{human_count(self.tokens_per_s)} tokens/s",
         ]
         if self.mfu is not None:
             parts.append(f"MFU {100 * self.mfu:.1f} %")
         if self.padding_fraction:
             parts.append(f"padding {100 * self.padding_fraction:.0f} %")
-        if self.validation_loss is not None:
-            parts.append(f"validation loss {self.validation_loss:.4f}")
-        parts += [f"{name} {loss:.4f}" for name, loss in (self.validation_losses or {}).items()]
-        return "  ".join(parts)
+        return parts
 
 
 def model_flops_utilisation(plan: Plan, tokens_per_s: float, row_tokens: float) -> float:

@@ -18,7 +18,7 @@ class Terminal(RunOutput):
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         if due:
-            print(metrics.line(self._total_steps))
+            print(plain_line(metrics, self._total_steps))
 
     def log(self, text: str) -> None:
         print(text)
@@ -54,11 +54,18 @@ class LiveLine(Terminal):
         self._live.stop()
 
 
+def plain_line(metrics: StepMetrics, total_steps: int) -> str:
+    """Text of a line in a file: loss, speed and validation losses."""
+    speed = f"{human_seconds(metrics.step_time_s)}/step", f"{human_count(metrics.tokens_per_s)} tokens/s"
+    losses = {"validation loss": metrics.validation_loss, **(metrics.validation_losses or {})}
+    known = (f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None)
+    return "  ".join([*metrics.parts(total_steps), *speed, *known])
+
+
 def live_line(metrics: StepMetrics, total_steps: int, predicted: Prediction) -> str:
     """Text of the line: loss, speed, measured and predicted memory, shares of the time, and the remaining time."""
-    step_ms = 1000 * metrics.step_time_s
     shares = " ".join(
-        f"{name} {100 * seconds / metrics.step_time_s:.0f}%"
+        f"{name} {100 * seconds / metrics.step_time_s:.0f} %"
         for name, seconds in (
             ("fwd+bwd", metrics.forward_backward_s),
             ("optim", metrics.optimizer_s),
@@ -66,22 +73,13 @@ def live_line(metrics: StepMetrics, total_steps: int, predicted: Prediction) -> 
         )
         if seconds is not None and metrics.step_time_s > 0
     )
+    peak, planned = metrics.memory_gib, predicted.peak_gib
     parts = [
-        f"step {metrics.step}/{total_steps}",
-        f"loss {metrics.loss:.4f}",
-        (metrics.event or "overflow, skipped") if metrics.grad_norm is None else f"norm {metrics.grad_norm:.3g}",
-        f"lr {metrics.learning_rate:.3g}",
-        f"{human_count(metrics.tokens_per_s_per_gpu or metrics.tokens_per_s)} tok/s/GPU",
+        *metrics.parts(total_steps),
+        f"{human_count(metrics.tokens_per_s_per_gpu or metrics.tokens_per_s)} tokens/s/GPU",
+        f"{planned:.2g} GiB predicted" if peak is None else f"peak {peak:.1f} of {planned:.1f} GiB predicted",
+        f"{1000 * metrics.step_time_s:.0f} ms ({shares}; predicted {1000 * predicted.step_time_s:.0f})",
     ]
-    if metrics.mfu is not None:
-        parts.append(f"MFU {100 * metrics.mfu:.1f}%")
-    if metrics.padding_fraction:
-        parts.append(f"padding {100 * metrics.padding_fraction:.0f}%")
-    if metrics.memory_gib is not None:
-        parts.append(f"peak {metrics.memory_gib:.1f} of {predicted.peak_gib:.1f} GiB predicted")
-    else:
-        parts.append(f"{predicted.peak_gib:.2g} GiB predicted")
-    parts.append(f"{step_ms:.0f} ms ({shares}; predicted {1000 * predicted.step_time_s:.0f})")
     if metrics.eta_s is not None:
         parts.append(f"ETA {human_seconds(metrics.eta_s)}")
     return " | ".join(parts)
