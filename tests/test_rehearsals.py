@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import kit
-from kit.engines.torch import engine as torch_engine
+from kit.engines import hf_engine
 from kit.errors import EngineError, RunDirectoryError
 from kit.rehearsal import assets, processes, rounding
 from kit.rehearsal.rehearse import Rehearsal, _check_layout, _curve, _launcher, _reference, _run, rehearse, render
@@ -54,12 +54,12 @@ PLANS = {
 def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A function that rehearses a plan, with faults: workers are this process, where a rehearsal starts launchers; the
     kill is a stop whose checkpoint is gone, so that the resumed run repeats a step too."""
-    build, mean_scale = kit.engines.build_engine, torch_engine.mean_scale
+    build, mean_scale = kit.engines.build_engine, hf_engine.mean_scale
     monkeypatch.setattr(kit.engines, "build_engine", build)
-    monkeypatch.setattr(torch_engine, "mean_scale", mean_scale)
+    monkeypatch.setattr(hf_engine, "mean_scale", mean_scale)
 
     def run(path: Path, *words: str) -> None:
-        kit.engines.build_engine, torch_engine.mean_scale = build, mean_scale
+        kit.engines.build_engine, hf_engine.mean_scale = build, mean_scale
         rehearsal_faults.plant(",".join(planted), path.name)
         assert main([str(path), *words]) in (0, 75)
 

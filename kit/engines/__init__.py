@@ -4,11 +4,12 @@ Its rooms, in the order in which data walks:
 
     protocol                    the interface between the loop and an engine
     torch, deepspeed, megatron  the engines
-    huggingface                 transformers' models for the first two
+    hf_engine                   what the first two share: a step's loss and gradients, and the weights at the start
+    huggingface                 transformers' models for them
     kernels                     attention and losses of kit's own
     collective                  Python values over ranks
     routing                     metrics of experts over ranks
-    eight_bit, adafactor_state  states of optimizers that are no two moments in fp32
+    moments, eight_bit          the moments in an optimizer's state, under any name; moments in 8 bits
     full_tensors, io            tensors gathered, and on disk
     safe_unpickle               files of ``torch.save``, read without running anything
 """

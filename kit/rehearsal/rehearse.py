@@ -230,14 +230,13 @@ def _exported(reference: RunDirectory, own: RunDirectory, shrunk: ScaledDown, di
 
 def _in_transformers(checkpoint: Path, directory: Path, shrunk: ScaledDown, base: Path) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    from kit.engines.huggingface.models import auto_class
     from kit.training.checkpoint.formats import open_step
     from kit.training.checkpoint.to_huggingface import opened_to_hf
 
     opened_to_hf(open_step(checkpoint), directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
-    kind = AutoModelForSeq2SeqLM if shrunk.model.is_encoder_decoder else AutoModelForCausalLM
-    return kind.from_pretrained(directory, dtype=torch.float32).eval()
+    return auto_class(shrunk.model.is_encoder_decoder).from_pretrained(directory, dtype=torch.float32).eval()
 
 
 def _held_out_loss(model: Any, shrunk: ScaledDown, data: Path) -> float:

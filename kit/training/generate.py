@@ -8,8 +8,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig
 
+from kit.engines.huggingface.models import auto_class
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.manifest import Checkpoint, written_by_kit
@@ -96,8 +97,7 @@ def is_hugging_face(directory: Path) -> bool:
 def _load(directory: Path) -> Any:
     """The model, in the dtype of its files, on the GPU if there is one."""
     config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = kind.from_pretrained(
+    model = auto_class(config.is_encoder_decoder).from_pretrained(
         directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
     )
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -15,7 +15,7 @@ import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.engines.full_tensors import full_tensors
-from kit.engines.huggingface.models import build_model
+from kit.engines.huggingface.models import random_model
 from kit.engines.protocol import IGNORE_INDEX, MicroBatch, StateKind
 from kit.planner.plan import Plan
 from kit.specs.job import LoraSpec, Objective
@@ -65,8 +65,7 @@ def on(device: str, chosen: Plan) -> Plan:
 
 def hf_directory(path: Path, tied: bool = False, spec: ModelSpec | None = None) -> Path:
     """The model that every case starts from."""
-    rundir = tiny.run_directory(path / "seed", tiny.plan(spec or tiny.model(tied_embeddings=tied)))
-    build_model(rundir, torch.float32, "cpu").save_pretrained(path / "hf")
+    random_model(spec or tiny.model(tied_embeddings=tied), seed=7).save_pretrained(path / "hf")
     return path / "hf"
 
 

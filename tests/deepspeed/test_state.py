@@ -9,7 +9,7 @@ import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.engines.deepspeed.grad_norm import unscaled_norm
-from kit.engines.huggingface.models import build_model
+from kit.engines.huggingface.models import random_model
 from kit.engines.protocol import MicroBatch, StateKind
 from kit.errors import EngineError
 from tests.deepspeed import cases, plain
@@ -138,7 +138,7 @@ def test_discard_and_evaluate_leave_no_trace(chosen, references, tmp_path):
 def test_random_weights_are_those_of_the_seed(tmp_path):
     """transformers makes equal weights, bit for bit, which no step was made of. Weights partitioned at construction
     have the same spread, and a second run repeats them."""
-    model = build_model(tiny.run_directory(tmp_path, cases.plan(0)), torch.float32, "cpu")
+    model = random_model(cases.plan(0).model, seed=7)
     plans = (cases.plan(0), bf16(0), cases.plan(3), cases.plan(3))
     whole, rounded, partitioned, again = (run(cases.initial, each, None, tmp_path) for each in plans)
     for name, parameter in model.named_parameters():

@@ -67,7 +67,7 @@ def _double_gradients(engine: Any) -> None:
         engine._config.finalize_model_grads_func = parity.twice_the_gradients(engine._config.finalize_model_grads_func)
     else:
         # Before the norm is taken, which comes over with the loss; the losses stay right.
-        parity.Fault("kit.engines.torch.engine:mean_scale", lambda scale: lambda *given: 2 * scale(*given)).install()
+        parity.Fault("kit.engines.hf_engine:mean_scale", lambda scale: lambda *given: 2 * scale(*given)).install()
 
 
 def _double_learning_rate(engine: Any) -> None:

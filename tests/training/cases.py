@@ -13,7 +13,7 @@ import torch
 
 from kit import engines
 from kit.engines.full_tensors import full_tensors
-from kit.engines.huggingface.models import build_model
+from kit.engines.huggingface.models import random_model
 from kit.engines.kernels import compiled_blocks
 from kit.engines.protocol import StateKind
 from kit.engines.torch.engine import TorchEngine
@@ -264,7 +264,7 @@ def relative(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) 
 def saved(path: Path, plan: Plan, dtype: torch.dtype = torch.float32, seed: int = 3) -> str:
     """A directory of random weights of the plan's model, as transformers saves it. Norms and biases begin as ones and
     zeros, which any order of names would fit: here they are random too."""
-    model = build_model(tiny.run_directory(path / "seed", plan, seed=seed), dtype, "cpu")
+    model = random_model(plan.model, seed, dtype)
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.ndim == 1:

@@ -64,7 +64,7 @@ def report() -> None:
     with fake_cuda() as watch:
         for name, words in CASES.items():
             if name == "planted":  # a number on the host, which a GPU multiplies with without a word
-                sys.modules["kit.engines.torch.engine"].mean_scale = lambda *_: torch.tensor(0.5)  # type: ignore[attr-defined]
+                sys.modules["kit.engines.hf_engine"].mean_scale = lambda *_: torch.tensor(0.5)  # type: ignore[attr-defined]
             engine = TorchEngine(rundir(words, scratch / name))
             watch.forget()
             micro_batches = packed if name == "packed rows" else plain

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.models import (
     HfDirectory,
-    build_model,
     check_names,
     check_shape,
     hf_config,
@@ -36,7 +35,7 @@ INDEX = "model.safetensors.index.json"
 
 def test_layers_of_multi_token_prediction_are_left_out_with_a_word(tmp_path, capsys):
     spec = tiny.model("deepseek_v3", num_shared_experts=1)
-    build_model(tiny.run_directory(tmp_path / "run", tiny.plan(spec)), torch.float32, "cpu").save_pretrained(tmp_path)
+    random_model(spec, seed=7).save_pretrained(tmp_path)
     names = set(HfDirectory(tmp_path).names())
     weights = load_file(tmp_path / "model.safetensors")
     later = {f"model.layers.{spec.num_layers}.{name}": torch.zeros(2) for name in ("enorm.weight", "eh_proj.weight")}
@@ -110,7 +109,7 @@ def test_impossible_shapes_are_refused(family, change, message):
 def test_gpt2_as_it_lies_on_the_hub(tmp_path):
     """No base prefix, causal masks saved as buffers, the tied output projection present."""
     rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model("gpt2")))
-    model = build_model(rundir, torch.float32, "cpu")
+    model = random_model(rundir.plan.model, rundir.run.seed)
     stored = {name.removeprefix("transformer."): p.detach().clone() for name, p in model.named_parameters()}
     stored |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "lm_head.weight": stored["wte.weight"].clone()}
     file_with(tmp_path / "hf" / "config.json", json.dumps({"model_type": "gpt2"}))
@@ -125,7 +124,7 @@ def test_gpt2_as_it_lies_on_the_hub(tmp_path):
 
 @pytest.fixture
 def directory(tmp_path):
-    build_model(tiny.run_directory(tmp_path / "run"), torch.float32, "cpu").save_pretrained(tmp_path / "hf")
+    random_model(tiny.model(), seed=7).save_pretrained(tmp_path / "hf")
     return tmp_path / "hf"
 
 

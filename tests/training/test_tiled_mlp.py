@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.cost.memory.activations_huggingface import layer_bytes
-from kit.engines.huggingface.models import build_model
+from kit.engines.huggingface.models import random_model
 from kit.engines.kernels import tiled_mlp
 from kit.specs.families import FAMILIES
 from kit.specs.job import OptimizerSpec
@@ -62,7 +62,7 @@ def test_a_layer_saves_what_the_plan_counts(tmp_path, precision):
     """Bytes of distinct storages of three layers less those of two; bf16 under autocast."""
     specs = [dataclasses.replace(model("llama"), num_layers=layers) for layers in (2, 3)]
     plans = [tiny.plan(spec, tiled_mlp=True, job={"precision": precision}) for spec in specs]
-    models = [build_model(tiny.run_directory(tmp_path, plan), torch.float32, "cpu") for plan in plans]
+    models = [random_model(plan.model, seed=7) for plan in plans]
     less, more = (saved_bytes(each, precision) for each in models)
     assert more - less == layer_bytes(plans[1].workload, False)
 

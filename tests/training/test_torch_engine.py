@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from kit.engines import build_engine
 from kit.engines.huggingface.inputs import call_arguments
-from kit.engines.huggingface.models import build_model, build_skeleton
+from kit.engines.huggingface.models import build_skeleton, random_model
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.protocol import IGNORE_INDEX, StateKind
 from kit.engines.torch.engine import TorchEngine, _device
@@ -64,7 +64,7 @@ def test_a_process_has_the_device_of_its_local_rank(monkeypatch):
 @pytest.mark.usefixtures("one_process")
 def test_gradient_is_of_the_mean_over_all_tokens_of_the_step(tmp_path):
     rundir = tiny.run_directory(tmp_path, tiny.plan(micro_batch_size=2, gradient_accumulation_steps=3))
-    engine, model = TorchEngine(rundir), build_model(rundir, torch.float32, "cpu")
+    engine, model = TorchEngine(rundir), random_model(rundir.plan.model, rundir.run.seed)
     loss = engine.forward_backward(micro_batches(0, mbs=2, accumulation=3))
     inputs, labels = (torch.stack(column) for column in zip(*map(sample, range(6)), strict=True))
     mean = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), labels.flatten())
@@ -261,7 +261,7 @@ def test_a_model_under_fsdp2_is_never_whole(tmp_path, from_disk):
     plan = tiny.plan(dp=2, zero_stage=3)
     rundir = tiny.run_directory(tmp_path, plan, **{"model_path": cases.saved(tmp_path, plan)} if from_disk else {})
     assert pool("torch", 2).run(devices_at_birth, rundir) == [{"meta"}, {"meta"}]
-    plain = dict(build_model(rundir, torch.float32, "cpu").named_parameters())
+    plain = dict(random_model(rundir.plan.model, rundir.run.seed).named_parameters())
     (first, read), (second, other) = pool("torch", 2).run(built_and_read, rundir)
     assert (len(first), len(second)) == (len(plain), 0)
     assert [cases.same(each, plain) for each in (read, other)] == [True, True]

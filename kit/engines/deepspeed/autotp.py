@@ -22,6 +22,7 @@ from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface.adapters import ADAPTER, build_frozen
+from kit.engines.kernels.prepare_model import recompute
 from kit.engines.protocol import StateKind, TensorShard, TensorSource, rectangles
 from kit.errors import EngineError
 
@@ -45,8 +46,7 @@ class AutoTensorParallel(DataParallel):
         else:
             model = build_frozen(self.rundir, lora, device)
             _bare_adapters(model)
-        if self.rundir.plan.layout.recompute == "full":
-            model.activation_checkpointing_enable({"use_reentrant": False})
+        recompute(model, self.rundir.plan.layout)
         return model
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:

@@ -20,7 +20,7 @@ from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.models import build_model, source_for_model
+from kit.engines.huggingface.models import random_model, source_for_model
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.prepare_model import prepare, summed_loss
@@ -59,7 +59,7 @@ class DataParallel(ModelParallelStrategy):
             if lora is not None and not partitioned:
                 model = build_frozen(self.rundir, lora, device)
             elif partitioned:
-                model = build_model(self.rundir, self.dtype, device)
+                model = random_model(self._spec, self.rundir.run.seed, self.dtype, device)
             else:
                 model = whole_model(self._spec, layout.zero_stage, self.dtype, device)
         if lora is not None and partitioned:

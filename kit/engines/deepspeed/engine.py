@@ -1,11 +1,9 @@
 """DeepSpeed behind kit's Engine protocol.
 
 DeepSpeed averages gradients over data-parallel ranks in every stage (engine.py, allreduce_bucket;
-stage_1_and_2.py, average_tensor; comm/coalesced_collectives.py, reduce_scatter_coalesced). By default it also divides
-by the number of micro batches. This engine passes (sum of the micro batch's loss) · dp / (tokens over all ranks and
-micro batches) to ``backward(scale_wrt_gas=False)``. The factor dp cancels DeepSpeed's average, so the gradient is that
-of the mean loss over all tokens of the step, for any layout. If ranks split a sample, ``averaged_over`` of
-``strategy.py`` takes the place of dp.
+stage_1_and_2.py, average_tensor; comm/coalesced_collectives.py, reduce_scatter_coalesced). If ranks split a sample, it
+averages over other numbers (``averaged_over`` of ``strategy.py``). By default it also divides by the number of micro
+batches; ``backward(scale_wrt_gas=False)`` does not.
 """
 
 from __future__ import annotations
@@ -22,15 +20,14 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.collective import from_own_place
 from kit.engines.deepspeed import grad_norm
 from kit.engines.deepspeed.build import build_deepspeed, parameter_state, release
-from kit.engines.huggingface.adapters import checkpoint_shapes, initial_adapters
-from kit.engines.huggingface.loaded import hf_weights
+from kit.engines.hf_engine import HuggingFaceEngine
 from kit.engines.huggingface.routing import HfRouting
-from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
-from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateKind, TensorShard, TensorSource
+from kit.engines.kernels.loss import evaluation_loss
+from kit.engines.protocol import LossSum, MicroBatch, Norms, StateKind, TensorShard, TensorSource
 from kit.errors import EngineError
 
 
-class DeepSpeedEngine(Engine):
+class DeepSpeedEngine(HuggingFaceEngine):
     """ZeRO 0 to 3, configured by the run directory's ds_config.json. The plan's strategy builds the model.
 
     Weights are random from ``run.seed``, or read from ``run.model_path``. Raises EngineError if DeepSpeed built
@@ -43,69 +40,38 @@ class DeepSpeedEngine(Engine):
         self._engine, self._strategy = build_deepspeed(rundir)
         self._state = parameter_state(self._engine)
         self._strategy.attach(self._engine, self._state)
-        plan = rundir.plan
+        plan, self._device = rundir.plan, torch.device(self._engine.device)
+        self._averaged_over, self._tokens_group = self._strategy.averaged_over, self._strategy.tokens_group
         self._routing = HfRouting(
             self._engine.module,
             plan.model,
             plan.job,
             self._strategy.dp_size,
-            torch.device(self._engine.device),
+            self._device,
             self._strategy.sequence_group,
         )
         self.dp_rank: int = self._strategy.dp_rank
         self.dp_size: int = self._strategy.dp_size
         self.is_main: bool = dist.get_rank() == 0
-        self._pending = False  # gradients wait for apply or discard
         self._steps = 0
         self._scaled_norm: torch.Tensor | float | None = None
         self._norm = math.nan
         """Norm of the current gradients after ``gradient_norm``; ``_scaled_norm`` is DeepSpeed's value, which includes
         fp16's loss scale."""
-        self._adapters_only = rundir.plan.job.lora is not None
-        if self._adapters_only:
-            # ``build_deepspeed`` has loaded the frozen weights.
-            shapes = checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora)
-            self.import_state(StateKind.MASTER, initial_adapters(rundir, shapes))
-        elif rundir.run.model_path is not None:
-            self.import_state(StateKind.MASTER, hf_weights(rundir.plan.model, rundir.run.model_path))
-        elif (source := self._strategy.random_weights()) is not None:
-            self.import_state(StateKind.MASTER, source)
+        self._start(rundir, self._strategy.random_weights)
 
     # ------------------------------------------------------------------ one optimizer step
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Stages 0 and 1 reduce gradients in the last backward, stages 2 and 3 in each. Raises EngineError if all
-        labels of the step are masked, or if an earlier step still has gradients."""
-        if self._pending:
-            raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
-        micro_batches = [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
-        tokens = global_tokens(micro_batches, self._device, self._strategy.tokens_group)
-        self._pending = True
-        scale = mean_scale(tokens, self._strategy.averaged_over)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        found: list[tuple[MicroBatch, torch.Tensor]] = []
-        self._routing.begin(len(micro_batches), self._strategy.averaged_over, self._loss_scale)
-        for index, micro_batch in enumerate(micro_batches):
-            self._routing.sequences = len(micro_batch.input_ids)
-            # At the boundary, stages 0 and 1 reduce the gradients, and stages 2 and 3 pass them to the optimizer.
-            self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
-            loss = self._strategy.loss_sum(micro_batch)
-            self._engine.backward(loss * scale, scale_wrt_gas=False)
-            loss_sum += loss.detach()
-            if micro_batch.data_set is not None:
-                found.append((micro_batch, counted_loss(loss, micro_batch)))
-        self._routing.end()
-        dist.all_reduce(loss_sum, group=self._strategy.tokens_group)
-        try:
-            total, _ = to_host(loss_sum, tokens)
-        except EngineError:
-            self.discard()
-            raise
-        self.set_sums = sums_by_set(found)
-        return total
+    def _backward(self, micro_batch: MicroBatch, scale: torch.Tensor, is_last: bool) -> torch.Tensor:
+        # At the boundary, stages 0 and 1 reduce the gradients, and stages 2 and 3, which have reduced them in each
+        # backward, pass them to the optimizer.
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        loss = self._strategy.loss_sum(micro_batch)
+        self._engine.backward(loss * scale, scale_wrt_gas=False)
+        return loss
 
-    def routing_metrics(self) -> Mapping[str, float | None]:
-        return self._routing.metrics()
+    def _own_parts(self, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        return [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
 
     def gradient_norm(self) -> float | None:
         if self._scaled_norm is None:
@@ -150,9 +116,8 @@ class DeepSpeedEngine(Engine):
         self._pending, self._scaled_norm = False, None
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        micro_batches = [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
-        group = self._strategy.tokens_group
-        return evaluation_loss(self._engine, self._strategy.loss_sum, micro_batches, self._device, group)
+        loss_of, own = self._strategy.loss_sum, self._own_parts(micro_batches)
+        return evaluation_loss(self._engine, loss_of, own, self._device, self._tokens_group)
 
     # ------------------------------------------------------------------ state
 
@@ -222,10 +187,5 @@ class DeepSpeedEngine(Engine):
     # ------------------------------------------------------------------ helpers
 
     @property
-    def _device(self) -> torch.device:
-        return torch.device(self._engine.device)
-
-    @property
     def _loss_scale(self) -> float:
-        """Factor on loss and gradients: fp16's loss scale, otherwise 1."""
         return float(self._engine.optimizer.loss_scale) if self._engine.fp16_enabled() else 1.0

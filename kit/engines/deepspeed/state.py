@@ -24,9 +24,9 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import safe_get_full_grad
 
-from kit.engines.adafactor_state import second_moment, set_second_moment
 from kit.engines.deepspeed.eight_bit import EightBitAndVectors
 from kit.engines.huggingface.adapters import scale_bytes
+from kit.engines.moments import is_factored, live_moment, second_moment, set_second_moment
 from kit.engines.protocol import StateKind
 from kit.engines.torch.eight_bit import moments_of
 
@@ -99,11 +99,9 @@ class ParameterState(ABC):
         state = self._adam.state[master]
         if (moment := moments_of(state).get(kind)) is not None:
             return self._copied(master, kind, moment.read, moment.write)
-        if kind is StateKind.EXP_AVG_SQ and isinstance(self._adam, torch.optim.Adafactor):
+        if is_factored(state, kind):
             return self._copied(master, kind, partial(second_moment, state), partial(set_second_moment, state))
-        is_momentum = kind is StateKind.EXP_AVG and isinstance(self._adam, torch.optim.SGD)
-        key = "momentum_buffer" if is_momentum else kind.value
-        return state[key] if key in state else torch.zeros_like(master)
+        return live_moment(state, kind, master)
 
     def _copied(
         self, master: torch.Tensor, kind: StateKind, read: Callable[[], torch.Tensor], store: _Store

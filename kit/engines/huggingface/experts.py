@@ -31,14 +31,10 @@ def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
         return {}
     if model.traits.interleaved_experts:
         return fused_experts.slices_on_disk(name, model.num_experts, interleaved=True)
-    layer, _, fused = name.partition(".mlp.experts.")
     block, gate, up, down = model.traits.mlp_names
-    names = {"gate_up_proj": (gate, up), "down_proj": (down,)}.get(fused, ())
-    return {
-        f"{layer}.{block}.experts.{expert}.{matrix}.weight": ExpertSlice(expert, index, len(names), interleaved=False)
-        for expert in range(model.num_experts)
-        for index, matrix in enumerate(names)
-    }
+    matrices = {"gate_up_proj": (f"{gate}.weight", f"{up}.weight"), "down_proj": (f"{down}.weight",)}
+    infix = f".{block}.experts."
+    return fused_experts.slices_on_disk(name, model.num_experts, False, matrices=matrices, infix=infix)
 
 
 def names_on_disk(model: ModelSpec, name: str) -> list[str]:

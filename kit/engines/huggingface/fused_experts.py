@@ -60,12 +60,22 @@ class ExpertSlice:
         return (experts, *one[1:], one[0] * self.count)
 
 
-def slices_on_disk(name: str, experts: int, interleaved: bool, transposed: bool = False) -> dict[str, ExpertSlice]:
-    """Name of a matrix → its slice of the fused tensor ``name``, for all experts; empty for other tensors."""
-    layer, infix, matrix = name.partition(_INFIX)
-    names = _MATRICES.get(matrix, ()) if infix else ()
+def slices_on_disk(
+    name: str,
+    experts: int,
+    interleaved: bool,
+    transposed: bool = False,
+    matrices: Mapping[str, tuple[str, ...]] = _MATRICES,
+    infix: str = _INFIX,
+) -> dict[str, ExpertSlice]:
+    """Name of a matrix → its slice of the fused tensor ``name``, for all experts; empty for other tensors.
+
+    ``matrices``: end of a fused tensor's name → ends of the matrices' names. ``infix``: what stands in these names
+    before the expert's number."""
+    layer, _, fused = name.partition(_INFIX)
+    names = matrices.get(fused, ())
     return {
-        f"{layer}{_INFIX}{expert}.{each}": ExpertSlice(expert, index, len(names), interleaved, transposed)
+        f"{layer}{infix}{expert}.{each}": ExpertSlice(expert, index, len(names), interleaved, transposed)
         for expert in range(experts)
         for index, each in enumerate(names)
     }

@@ -15,7 +15,6 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kit.emit.run_directory import RunDirectory
 from kit.engines.huggingface import encoder_decoder, fused_experts
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.experts import FusedExpertsSource, shapes_on_disk
@@ -58,19 +57,19 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
     return config
 
 
-def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
-    """A model of the plan's shape with random weights from ``run.seed``, in ``dtype`` on ``device``, in train mode.
-
-    Equal seed, dtype and kind of device give equal weights on every rank. The caller's random state does not change.
-    Downloads nothing.
-    """
-    return random_model(rundir.plan.model, rundir.run.seed, dtype, device)
+def auto_class(is_encoder_decoder: bool) -> Any:
+    """transformers' class that finds the class of a model with an output head."""
+    return AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM
 
 
 def random_model(
     model: ModelSpec, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """A model of this shape with random weights from ``seed``, in train mode; like ``build_model``."""
+    """A model of this shape with random weights from ``seed``, in ``dtype`` on ``device``, in train mode.
+
+    Equal seed, dtype and kind of device give equal weights on every rank. The caller's random state does not change.
+    Downloads nothing.
+    """
     device = torch.device(device)
     cuda_devices = (
         [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
@@ -81,10 +80,8 @@ def random_model(
         config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
         if model.traits.ties_always and not model.tied_embeddings:
             built = encoder_decoder.UntiedT5._from_config(config, **options)  # type: ignore[no-untyped-call]
-        elif model.is_encoder_decoder:
-            built = AutoModelForSeq2SeqLM.from_config(config, **options)
         else:
-            built = AutoModelForCausalLM.from_config(config, **options)
+            built = auto_class(model.is_encoder_decoder).from_config(config, **options)
     if model.approximate is not None:
         _check_all_trained(model, built)
     built.train()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from kit.emit.run_directory import RunDirectory
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.experts import split_experts
-from kit.engines.huggingface.models import build_model, tensor_shapes
+from kit.engines.huggingface.models import random_model, tensor_shapes
 from kit.engines.protocol import GeneratedSource
 
 
@@ -25,7 +25,7 @@ class RandomWeights(GeneratedSource):
         super().__init__(tensor_shapes(model), rundir.run.seed)
         self._built: dict[str, torch.Tensor] = {}
         if dist.get_rank() == 0:
-            built = build_model(rundir, torch.float32, "cpu")
+            built = random_model(model, rundir.run.seed)
             every = [*built.named_parameters(), *(pair for pair in built.named_buffers() if is_buffer(pair[0]))]
             self._built = {each: t.detach() for name, whole in every for each, t in split_experts(model, name, whole)}
 

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from kit.cost.model.compressed_bytes import POWERSGD_RANK
+from kit.cost.collectives import POWERSGD_RANK
 from kit.engines.torch.fsdp import norm_in_fp32
 from kit.specs.layout import GradientCompression
 

@@ -58,7 +58,8 @@ class EightBit(torch.optim.Optimizer):
             if kind.value + CODES not in state:
                 zero = eight_bit.zero_moment(kind, local_shard(tensor.detach()))
                 state[kind.value + CODES], state[kind.value + SCALES] = zero.codes, zero.scales
-        state.setdefault("step", torch.zeros(()))
+        if "step" not in state:
+            state["step"] = torch.zeros(())
         return moments_of(state)
 
 

@@ -18,26 +18,24 @@ from torch.distributed.tensor import DTensor
 
 from kit.emit.run_directory import RunDirectory
 from kit.engines.collective import from_own_place
+from kit.engines.hf_engine import HuggingFaceEngine
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import (
     FrozenWeights,
     build_frozen,
     frozen_skeleton,
-    initial_adapters,
     scale_bytes,
     trainable,
 )
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.loaded import hf_weights
-from kit.engines.huggingface.models import build_model, build_skeleton, source_for_model
+from kit.engines.huggingface.models import build_skeleton, random_model, source_for_model
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.kernels.compiled_blocks import choose_attention
 from kit.engines.kernels.fp8 import convert
-from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
+from kit.engines.kernels.loss import evaluation_loss
 from kit.engines.kernels.prepare_model import prepare, summed_loss
 from kit.engines.protocol import (
-    Engine,
     LossSum,
     MicroBatch,
     Norms,
@@ -63,7 +61,7 @@ from kit.engines.torch.stochastic_rounding import Rounding
 from kit.errors import EngineError
 
 
-class TorchEngine(Engine):
+class TorchEngine(HuggingFaceEngine):
     """Plain torch: one process, DDP or FSDP2. Initialise torch.distributed before, also for one process."""
 
     def __init__(self, rundir: RunDirectory) -> None:
@@ -77,7 +75,7 @@ class TorchEngine(Engine):
         self.optimizer_name = plan.job.optimizer.name
         load = None
         if self._lora is None and plan.layout.zero_stage == 0:
-            self._model = build_model(rundir, torch.float32, self._device)
+            self._model = random_model(self._spec, rundir.run.seed, device=self._device)
         elif self._lora is None:
             # With FSDP2 no rank has the whole model: ``import_state`` sets each weight.
             self._model = build_skeleton(self._spec, self._device)
@@ -120,13 +118,14 @@ class TorchEngine(Engine):
             self._parallel = FsdpModel(self._model, stage, bf16, self._device, mesh, offload, load, cp, ep)
             self._autocast_dtype, self._tp_rank = None, mesh.get_local_rank("tp")
         self.dp_rank, self.dp_size = self._parallel.dp_rank, self._parallel.dp_size
+        self._averaged_over, self._tokens_group = self._parallel.averaged_over, self._parallel.tokens_group
         self._parameters = trainable(self._model)  # a tied parameter once, as transformers saves it
         if plan.layout.gradient_dtype == "bf16":
             keep_gradients_in_bf16(self._parameters.values())
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module(), rundir.plan.model)
-        self._norm: tuple[torch.Tensor, float] | None = None
-        """Norm of the current gradients: (scalar on the device, float on the host)."""
+        self._norm: torch.Tensor | None = None
+        """Norm of the current gradients, a scalar on the device."""
         self._optimizer = Optimizer(
             self._parameters.values(),
             plan.job.optimizer,
@@ -138,49 +137,18 @@ class TorchEngine(Engine):
             if plan.layout.bf16_stochastic_round
             else None,
         )
-        if self._lora is not None:
-            self.import_state(StateKind.MASTER, initial_adapters(rundir, self._shapes))
-        elif rundir.run.model_path is not None:
-            self.import_state(StateKind.MASTER, hf_weights(rundir.plan.model, rundir.run.model_path))
-        elif plan.layout.zero_stage:
-            self.import_state(StateKind.MASTER, RandomWeights(rundir, torch.float32, self._device))
+        sharded = plan.layout.zero_stage > 0
+        self._start(rundir, lambda: RandomWeights(rundir, torch.float32, self._device) if sharded else None)
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Compute loss and gradients. The host waits for the device once, and copies loss, token count and gradient
-        norm together.
+    def _backward(self, micro_batch: MicroBatch, scale: torch.Tensor, is_last: bool) -> torch.Tensor:
+        with self._parallel.micro_batch(is_last):
+            loss = self._loss(micro_batch)
+            (loss * scale).backward()
+        return loss
 
-        Raises EngineError if all labels of the step are masked, or if an earlier step still has gradients."""
-        if any(parameter.grad is not None for parameter in self._parameters.values()):
-            raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
-        micro_batches = self._own_parts(micro_batches)
-        tokens = global_tokens(micro_batches, self._device, self._parallel.tokens_group)
-        # DDP and FSDP2 average gradients over ranks. Their number as a factor turns the average into a sum.
-        scale = mean_scale(tokens, self._parallel.averaged_over)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        found: list[tuple[MicroBatch, torch.Tensor]] = []
-        self._routing.begin(len(micro_batches), averaged_over=self._parallel.averaged_over)
-        for index, micro_batch in enumerate(micro_batches):
-            self._routing.sequences = len(micro_batch.input_ids)
-            with self._parallel.micro_batch(is_last=index == len(micro_batches) - 1):
-                loss = self._loss(micro_batch)
-                (loss * scale).backward()
-            loss_sum += loss.detach()
-            if micro_batch.data_set is not None:
-                found.append((micro_batch, counted_loss(loss, micro_batch)))
-        self._routing.end()
-        dist.all_reduce(loss_sum, group=self._parallel.tokens_group)
-        norm = self._parallel.norm(self._gradients())
-        try:
-            total, known = to_host(loss_sum, tokens, norm)
-        except EngineError:
-            self.discard()
-            raise
-        self._norm = norm, known[0]
-        self.set_sums = sums_by_set(found)
-        return total
-
-    def routing_metrics(self) -> Mapping[str, float | None]:
-        return self._routing.metrics()
+    def _beside_loss(self) -> tuple[torch.Tensor, ...]:
+        self._norm = self._parallel.norm(each.grad for each in self._parameters.values() if each.grad is not None)
+        return (self._norm,)
 
     def apply(self, learning_rate: float) -> Norms:
         norm, known = self._gradient_norm()
@@ -196,7 +164,7 @@ class TorchEngine(Engine):
         return Norms(gradient=known)
 
     def discard(self) -> None:
-        self._norm = None
+        self._pending, self._norm = False, None
         self._optimizer.zero_grad()
 
     def gradient_norm(self) -> float:
@@ -206,19 +174,14 @@ class TorchEngine(Engine):
     def _gradient_norm(self) -> tuple[torch.Tensor, float]:
         if self._norm is None:
             raise EngineError("no gradients are there; call forward_backward before apply")
-        return self._norm
-
-    def _gradients(self) -> list[torch.Tensor]:
-        return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        return self._norm, self._on_host[0]
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Raises EngineError if all labels are masked."""
-        loss_of = partial(self._loss, training=False)
-        own = self._own_parts(micro_batches)
-        return evaluation_loss(self._model, loss_of, own, self._device, self._parallel.tokens_group)
+        loss_of, own = partial(self._loss, training=False), self._own_parts(micro_batches)
+        return evaluation_loss(self._model, loss_of, own, self._device, self._tokens_group)
 
     def _own_parts(self, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
-        """What this rank computes of micro batches of its data-parallel group."""
         return micro_batches if self._context is None else [*map(self._context.shard_batch, micro_batches)]
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[TensorShard]:

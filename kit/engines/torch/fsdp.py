@@ -48,7 +48,7 @@ class FsdpModel:
         cp: int = 1,
         ep: int = 1,
     ) -> None:
-        """``model``: on ``device``, in host memory, or parameters on meta; then ``fill`` every parameter.
+        """``model``: on ``device``, in host memory, or parameters on meta, which then must be set.
         ``compute_dtype``: dtype of gathered parameters. Gradients are always reduced in fp32. ``mesh``: from
         ``build_mesh``. ``offload``: keep parameters, gradients and moments in host memory between their uses.
         ``load``: fills what is on meta below a module, which is then sharded at once, so that no rank ever has the
@@ -152,12 +152,6 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Collective. Gather a DTensor: the whole tensor on every rank, in its dtype. Any other tensor is returned
     unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def fill(target: torch.Tensor, full: torch.Tensor) -> None:
-    """Copy ``full`` (``target``'s global shape, any dtype) into ``target``. Each rank copies its own slice; not
-    collective."""
-    local_shard(target).copy_(own_slice(target, full))
 
 
 def read_own(target: torch.Tensor, source: TensorSource, name: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim._adafactor import adafactor
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS, _adjust_lr
 
-from kit.engines.torch.fsdp import fill, full_tensor, local_shard, own_slice
+from kit.engines.torch.fsdp import full_tensor, local_shard, own_slice
 from kit.specs.job import OptimizerSpec
 
 _MOMENTUM = 0.95
@@ -109,4 +109,4 @@ class Adafactor(torch.optim.Optimizer):
                     maximize=False,
                 )
                 if isinstance(parameter, DTensor):
-                    fill(parameter, whole)
+                    local_shard(parameter).copy_(own_slice(parameter, whole))

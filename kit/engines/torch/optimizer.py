@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from kit.engines.adafactor_state import second_moment, set_second_moment
+from kit.engines.moments import is_factored, live_moment, second_moment, set_second_moment
 from kit.engines.protocol import StateKind
 from kit.engines.torch.eight_bit import CODES, SCALES, EightBit, moments_of
 from kit.engines.torch.fsdp import local_shard
@@ -93,11 +93,7 @@ class Optimizer:
         state = self._state[parameter]
         moments = moments_of(state)
         if kind not in moments:
-            if kind is StateKind.EXP_AVG and "momentum_buffer" in state:
-                return state["momentum_buffer"]
-            if kind is StateKind.EXP_AVG_SQ and isinstance(self._optimizers[0], Adafactor):
-                return second_moment(state)
-            return state[kind.value] if kind.value in state else torch.zeros_like(parameter)
+            return second_moment(state) if is_factored(state, kind) else live_moment(state, kind, parameter)
         values = moments[kind].read()
         if not isinstance(parameter, DTensor):
             return values
@@ -115,7 +111,7 @@ class Optimizer:
         of rows and columns for Adafactor. No-op for others, where ``moment`` is the live state."""
         if own := moments_of(self._state[parameter]).get(kind):
             own.write(local_shard(moment))
-        elif kind is StateKind.EXP_AVG_SQ and self._optimizers and isinstance(self._optimizers[0], Adafactor):
+        elif is_factored(self._state[parameter], kind):
             set_second_moment(self._state[parameter], moment)
 
     def private_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:

@@ -143,7 +143,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # The loss is divided by the tokens of this rank instead of those of all.
     "deepspeed-local-token-count": Fault(
-        f"{_DEEPSPEED}.engine:global_tokens",
+        "kit.engines.hf_engine:global_tokens",
         lambda _: (
             lambda micro_batches, device, group: sum((each.labels != IGNORE_INDEX).sum() for each in micro_batches).to(
                 device
@@ -232,7 +232,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # The loss is multiplied by dp, and FSDP2 divides by dp·cp.
     "context-scaled-by-data-ranks": Fault(
-        "kit.engines.torch.engine:mean_scale", lambda scale: lambda tokens, averaged_over: scale(tokens, 1)
+        "kit.engines.hf_engine:mean_scale", lambda scale: lambda tokens, averaged_over: scale(tokens, 1)
     ),
     # An expert's gradient is divided by the number of its copies, not by that of all ranks.
     "experts-averaged-over-copies": Fault(

@@ -17,6 +17,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.megatron.optimizer import inner_optimizers, inner_parameter
+from kit.engines.moments import live_moment
 from kit.engines.protocol import StateKind
 
 
@@ -109,9 +110,7 @@ class LocalState(ShardState):
         inner = self._stepped_by[main]
         if not inner.state[main]:
             inner.initialize(main)
-        state = inner.state[main]
-        key = "momentum_buffer" if "momentum_buffer" in state and kind is StateKind.EXP_AVG else kind.value
-        return state[key] if key in state else torch.zeros_like(main)
+        return live_moment(inner.state[main], kind, main)
 
     def memory_bytes(self) -> int:
         """Bytes of moments, and of master weights that are not the parameters themselves."""
