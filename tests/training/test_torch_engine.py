@@ -21,6 +21,7 @@ from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.protocol import IGNORE_INDEX, StateKind
 from kit.engines.torch.engine import TorchEngine, _device
 from kit.engines.torch.tensor_parallel import cut
+from kit.engines.torch.transformers_plan import styles_of
 from kit.errors import CheckpointError, EngineError
 from kit.specs.job import BalancingSpec, LoraSpec, OptimizerSpec
 from tests.support import tiny
@@ -199,6 +200,14 @@ def test_plans_it_cannot_run_are_refused(tmp_path, layout, message):
 def test_tensor_parallelism_that_transformers_does_not_plan_is_refused(family, says):
     said = refusal(EngineError, cut, build_skeleton(tiny.model(family)), mock.Mock(size=lambda: 2))
     assert re.search(f"tp=2 on engine=torch: transformers' plan for .* {says}", said)
+
+
+def test_a_plan_styles_whole_names_of_any_layer():
+    of_plan = [f"model.layers.{layer}.mlp.up_proj" for layer in (0, 10)]
+    others = [f"{of_plan[0]}.base_layer", f"{of_plan[0]}ector", f"x{of_plan[0]}", "model.layers.x.mlp.up_proj"]
+    assert styles_of(
+        build_skeleton(tiny.model()), "tp", 2, ("colwise", "rowwise"), [*others, *of_plan], ""
+    ) == dict.fromkeys(of_plan, "colwise")
 
 
 TWO = {
