@@ -76,12 +76,12 @@ def train(
         stack.enter_context(determinism.chosen(rundir.run.deterministic))
         dog = stack.enter_context(watchdog(limits.hang_seconds, rundir.path / "stacks", rank()))
         prefetch = should_prefetch(rundir.plan.cluster.gpu.device)
-        loader = Prefetcher(DataLoader.open(rundir.plan, rundir.run, engine), wanted=prefetch, pinned=prefetch)
-        stack.callback(loader.close)
+        ahead = Prefetcher(DataLoader.open(rundir.plan, rundir.run, engine), wanted=prefetch, pinned=prefetch)
+        stack.callback(ahead.close)
         checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run))
         dog.beat("resuming", _PATIENCE)
         counters = resume_from(engine, checkpoints.kept, rundir.path / "metrics.jsonl", resume)
-        loader.resume(counters)
+        ahead.loader.resume(counters)
         if engine.is_main:
             mark(rundir.path, None)
             if counters.step:
@@ -91,7 +91,7 @@ def train(
         uploads = stack.enter_context(Uploads(checkpoints.kept.root, rundir.run.checkpoint))
         checkpoints.finished = uploads.add
         profiler = Profiler(profile, rundir.path)
-        run = _Run(engine, rundir, loader, checkpoints, uploads, dog, stopping, counters, profiler)
+        run = _Run(engine, rundir, ahead, checkpoints, uploads, dog, stopping, counters, profiler)
         stack.callback(run.logger.close)
         last_step = min(run.total_steps, stop_at_step or run.total_steps)
         while counters.step < last_step and not run.stopped:
@@ -99,7 +99,9 @@ def train(
         if run.validated_step != counters.step and not run.stopped:
             run.validate(counters.step)
         dog.beat("finishing", _PATIENCE)
-        summary = finalize(engine, rundir, loader.place(counters), run.measured, checkpoints, run.logger, run.stopped)
+        summary = finalize(
+            engine, rundir, ahead.loader.place(counters), run.measured, checkpoints, run.logger, run.stopped
+        )
         dog.beat("waiting for uploads", math.inf)
         uploads.finish(run.logger)
         return summary
@@ -112,7 +114,7 @@ class _Run:
         self,
         engine: Engine,
         rundir: RunDirectory,
-        loader: Prefetcher,
+        ahead: Prefetcher,
         checkpoints: CheckpointManager,
         uploads: Uploads,
         watchdog: Watchdog,
@@ -121,7 +123,7 @@ class _Run:
         profiler: Profiler,
     ) -> None:
         """Collective. ``counters``: the position from which the run continues."""
-        self.engine, self.rundir, self.loader, self.checkpoints = engine, rundir, loader, checkpoints
+        self.engine, self.rundir, self.checkpoints, self.ahead = engine, rundir, checkpoints, ahead
         self.uploads, self.watchdog, self.stopping, self.profiler = uploads, watchdog, stopping, profiler
         plan, run = rundir.plan, rundir.run
         self.total_steps, self.total_samples = length(plan, run)
@@ -161,9 +163,9 @@ class _Run:
         ramp, full = run.schedule.batch_ramp, plan.layout.global_batch_size
         size = batch_size(before.samples_seen, ramp, full)
         with clock.part("data"), self.profiler.span("data"):
-            batch = self.loader.step(before.position, size)
+            batch = self.ahead.step(before.position, size)
             if another:
-                self.loader.expect(before.position + size, batch_size(before.samples_seen + size, ramp, full))
+                self.ahead.expect(before.position + size, batch_size(before.samples_seen + size, ramp, full))
         timed = self.stragglers.timed(before.step + 1)
         with clock.part("forward_backward"), self.profiler.span("forward_backward"), timed:
             loss = engine.forward_backward(batch)
@@ -236,7 +238,7 @@ class _Run:
         self.validated_step = step
         self.watchdog.beat(f"validation after step {step}", _PATIENCE)
         with self.clock.part("validation"):
-            batches = self.loader.validation_batches()
+            batches = self.ahead.loader.validation_batches()
             losses = {name: self.engine.evaluate(of_set).mean for name, of_set in batches.items()}
         self.measured.validation = losses
         return losses
@@ -245,7 +247,7 @@ class _Run:
         """Collective. Write a checkpoint. Reports a failure and continues."""
         self.watchdog.beat(f"checkpoint of step {counters.step}", _PATIENCE)
         with self.clock.part("checkpoint"):
-            failure = self.checkpoints.save(self.engine, self.loader.place(counters), wait)
+            failure = self.checkpoints.save(self.engine, self.ahead.loader.place(counters), wait)
         self.logger.log_checkpoint(counters.step, self.checkpoints.stalls_s[-1])
         if failure is not None:
             self.logger.log(f"no checkpoint at step {counters.step}, the run goes on: {failure}")

@@ -138,6 +138,17 @@ class DataLoader:
             for name, samples in self.validation.items()
         }
 
+    def place(self, counters: Counters) -> Counters:
+        """Collective. The counters with the place in streamed data, for a checkpoint."""
+        if not isinstance(self.training, StreamSamples):
+            return counters
+        return dataclasses.replace(counters, stream=self.training.place(counters.position))
+
+    def resume(self, counters: Counters) -> None:
+        """Begin at a checkpoint's place in streamed data. Raises CheckpointError if it is a place in other data."""
+        if isinstance(self.training, StreamSamples) and counters.stream is not None:
+            self.training.resume(counters.stream)
+
 
 def open_samples(plan: Plan, run: RunSpec, prefix: str) -> Samples:
     """The samples of a pair, as the plan's objective reads it. Raises DataError."""
@@ -203,8 +214,8 @@ class Prefetcher:
     """Reads a step of a DataLoader ahead of time, after ``expect`` has named it. Without ``wanted`` it reads in
     ``step``."""
 
-    def __init__(self, feed: DataLoader, *, wanted: bool, pinned: bool = False) -> None:
-        self._feed, self._pinned = feed, pinned
+    def __init__(self, loader: DataLoader, *, wanted: bool, pinned: bool = False) -> None:
+        self.loader, self._pinned = loader, pinned
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="kit-data") if wanted else None
         self._coming: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         """The step that is read ahead, by its position and batch size."""
@@ -223,29 +234,13 @@ class Prefetcher:
         if self._reader is not None:
             self._coming[position, batch_size] = self._reader.submit(self._read, position, batch_size)
 
-    def place(self, counters: Counters) -> Counters:
-        """Collective. The counters with the place in streamed data, for a checkpoint."""
-        training = self._feed.training
-        if not isinstance(training, StreamSamples):
-            return counters
-        return dataclasses.replace(counters, stream=training.place(counters.position))
-
-    def resume(self, counters: Counters) -> None:
-        """Begin at a checkpoint's place in streamed data. Raises CheckpointError if it is a place in other data."""
-        if isinstance(self._feed.training, StreamSamples) and counters.stream is not None:
-            self._feed.training.resume(counters.stream)
-
-    def validation_batches(self) -> dict[str | None, list[MicroBatch]]:
-        """Micro batches of the validation data (``DataLoader.validation_batches``)."""
-        return self._feed.validation_batches()
-
     def close(self) -> None:
         """Stop reading ahead. Waits for a read in progress."""
         if self._reader is not None:
             self._reader.shutdown(cancel_futures=True)
 
     def _read(self, position: int, batch_size: int) -> list[MicroBatch]:
-        batches = self._feed.step(position, batch_size)
+        batches = self.loader.step(position, batch_size)
         return [pin(batch) for batch in batches] if self._pinned else batches
 
 
