@@ -99,7 +99,8 @@ class Traits:
     takes: tuple[str, ...] = ()
     """Optional fields of ModelSpec that it may have beside these."""
     megatron: str = ""
-    """Weight map for the Megatron engine: ``file.function`` of ``kit/engines/megatron/weights``. Empty: none."""
+    """Weight map for the Megatron engine, of ``kit/engines/megatron/weights``: ``file.TABLE``, what a layer has in the
+    map of Llama; or ``file.function``, which returns a whole map. Empty: none."""
     transformer_engine: bool = False
     """Whether Megatron-core's own layer specs compute it, which Transformer Engine and pretrain_gpt.py need. The other
     Megatron families differ inside a layer (``kit/engines/megatron/model``)."""
@@ -151,12 +152,12 @@ _ROUTER = (
     "num_shared_experts",
 )
 _ROPE = ("rope_scaling",)
-_LLAMA = Traits(megatron="llama.llama", transformer_engine=True, autotp=True, packed_attention=True)
+_LLAMA = Traits(megatron="llama.LAYER", transformer_engine=True, autotp=True, packed_attention=True)
 _GEMMA = Traits(
     activation="gelu_tanh", zero_centred_norm=True, norm_scaled_in_fp32=True, scaled_embedding=True, takes=_ROPE
 )
 _OLMO = Traits(
-    megatron="olmo.olmo",
+    megatron="olmo.OLMO",
     norm_placement="output",
     norm_scaled_in_fp32=True,
     qk_norm="width",
@@ -185,12 +186,12 @@ _TWO_STACKS = _like(
 FAMILIES: Mapping[Family, Traits] = {
     "llama": _like(_LLAMA, torch_tensor_parallel=True, takes=_ROPE),
     "mistral": _like(_LLAMA, torch_tensor_parallel=True, takes=(*_ROPE, "sliding_window")),
-    "qwen2": _like(_LLAMA, megatron="llama.qwen2", torch_tensor_parallel=True, biases="qkv", takes=_ROPE),
-    "qwen3": _like(_LLAMA, megatron="llama.qwen3", qk_norm="head", takes=_ROPE),
+    "qwen2": _like(_LLAMA, megatron="llama.QWEN2", torch_tensor_parallel=True, biases="qkv", takes=_ROPE),
+    "qwen3": _like(_LLAMA, megatron="llama.QWEN3", qk_norm="head", takes=_ROPE),
     "gemma": _GEMMA,
     "gemma2": _like(
         _GEMMA,
-        megatron="gemma.gemma2",
+        megatron="gemma.GEMMA2",
         norm_placement="both",
         fused_attention=False,
         needs=("sliding_window", "query_pre_attn_scalar"),
@@ -198,7 +199,7 @@ FAMILIES: Mapping[Family, Traits] = {
     ),
     "gemma3_text": _like(
         _GEMMA,
-        megatron="gemma.gemma3",
+        megatron="gemma.GEMMA3",
         norm_placement="both",
         qk_norm="head",
         needs=("sliding_window", "query_pre_attn_scalar"),
@@ -213,15 +214,15 @@ FAMILIES: Mapping[Family, Traits] = {
         fused_gate_up=True,
         takes=(*_ROPE, "sliding_window", "partial_rotary_factor"),
     ),
-    "seed_oss": Traits(megatron="llama.qwen2", transformer_engine=True, biases="qkv", takes=_ROPE),
-    "smollm3": Traits(megatron="llama.llama", even_heads=True, takes=("no_rope_every",)),
+    "seed_oss": Traits(megatron="llama.QWEN2", transformer_engine=True, biases="qkv", takes=_ROPE),
+    "smollm3": Traits(megatron="llama.LAYER", even_heads=True, takes=("no_rope_every",)),
     "granite": Traits(
-        megatron="llama.llama",
+        megatron="llama.LAYER",
         even_heads=True,
         needs=("query_pre_attn_scalar",),
         takes=(*_ROPE, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
     ),
-    "ministral3": Traits(megatron="llama.llama", needs=_ROPE, takes=("sliding_window",)),
+    "ministral3": Traits(megatron="llama.LAYER", needs=_ROPE, takes=("sliding_window",)),
     "olmo2": _OLMO,
     "olmo3": _like(_OLMO, needs=("sliding_window", "local_rope_theta"), takes=(*_ROPE, "full_attention_every")),
     "starcoder2": _like(_CLASSIC, grouped_queries=True, takes=(*_ROPE, "sliding_window")),
@@ -259,7 +260,7 @@ FAMILIES: Mapping[Family, Traits] = {
         choices={"biases": ("none", "all"), "positions": ("rope", "alibi")},
     ),
     "mixtral": Traits(
-        megatron="llama.mixtral",
+        megatron="llama.MIXTRAL",
         transformer_engine=True,
         mlp_names=("block_sparse_moe", "w1", "w3", "w2"),
         balancing={
@@ -271,7 +272,7 @@ FAMILIES: Mapping[Family, Traits] = {
         takes=(*_ROPE, "sliding_window"),
     ),
     "qwen2_moe": Traits(
-        megatron="qwen2_moe.qwen2_moe",
+        megatron="qwen2_moe.QWEN2_MOE",
         biases="qkv",
         shared_expert_gate=True,
         even_heads=True,
@@ -284,7 +285,7 @@ FAMILIES: Mapping[Family, Traits] = {
         takes=(*_ROPE, "norm_topk_prob"),
     ),
     "qwen3_moe": Traits(
-        megatron="llama.qwen3_moe",
+        megatron="llama.QWEN3_MOE",
         transformer_engine=True,
         qk_norm="head",
         balancing={
@@ -329,7 +330,7 @@ FAMILIES: Mapping[Family, Traits] = {
         choices={"biases": ("none", "qkv"), "qk_norm": ("none", "head")},
     ),
     "minimax_m2": Traits(
-        megatron="minimax_m2.minimax_m2",
+        megatron="minimax_m2.MINIMAX_M2",
         router="sigmoid",
         qk_norm="width",
         mlp_names=("block_sparse_moe", "w1", "w3", "w2"),
@@ -338,7 +339,7 @@ FAMILIES: Mapping[Family, Traits] = {
     ),
     "gpt_oss": Traits(
         interleaved_experts=True,
-        megatron="gpt_oss.gpt_oss",
+        megatron="gpt_oss.GPT_OSS",
         activation="clamped_swiglu",
         biases="all",
         attention_sinks=True,

@@ -1,14 +1,15 @@
-"""gpt-oss: Llama with biases everywhere, one attention sink per head, and a router and experts with biases."""
+"""gpt-oss: Llama with biases everywhere, one attention sink per head, and a router and experts with biases.
+
+Experts have the names of kit/engines/huggingface/fused_experts.py.
+"""
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights.llama import QKV_BIAS, WITHOUT_MLP, experts, in_layer, llama
-from kit.engines.megatron.weights.mapping import ParamMapping
+from kit.engines.megatron.weights.llama import QKV_BIAS, WITHOUT_MLP, experts, in_layer
 from kit.engines.megatron.weights.sharding import ColumnParallel, Replicated
-from kit.specs.model import ModelSpec
 
 _THEIRS, _OURS = "mlp.experts.{expert}", "mlp.experts.local_experts.{expert}"
-_LAYER = (
+GPT_OSS = (
     *WITHOUT_MLP,
     QKV_BIAS,
     in_layer("self_attention.linear_proj.bias", "self_attn.o_proj.bias", sharding=Replicated()),
@@ -21,8 +22,3 @@ _LAYER = (
     ),
     in_layer(f"{_OURS}.linear_fc2.bias", f"{_THEIRS}.down_proj.bias", sharding=Replicated()),
 )
-
-
-def gpt_oss(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The weight map of gpt-oss. Experts have the names of kit/engines/huggingface/fused_experts.py."""
-    return llama(model, _LAYER)

@@ -58,31 +58,21 @@ def experts(block: str, gate: str, up: str, down: str) -> tuple[ParamMapping, ..
     )
 
 
-def llama(model: ModelSpec, layer: tuple[ParamMapping, ...] = LAYER) -> tuple[ParamMapping, ...]:
-    """The weight map of Llama. Families that differ from Llama only inside a layer pass their own ``layer``."""
+QWEN2 = (*LAYER, QKV_BIAS)
+"""Biases on query, key and value."""
+QWEN3 = (*LAYER, *QK_NORMS)
+"""A norm per head on queries and keys."""
+MIXTRAL = (*WITHOUT_MLP, *experts("block_sparse_moe", "w1", "w3", "w2"))
+"""A router and experts in place of the MLP."""
+QWEN3_MOE = (*WITHOUT_MLP, *QK_NORMS, *experts("mlp", "gate_proj", "up_proj", "down_proj"))
+"""Qwen3 with a router and experts in place of the MLP."""
+
+
+def llama(model: ModelSpec, layer: tuple[ParamMapping, ...]) -> tuple[ParamMapping, ...]:
+    """The weight map of Llama, with another family's ``layer``."""
     embedding, *head = embedding_and_head(model, "model.embed_tokens.weight", "lm_head.weight")
     norm = ParamMapping("decoder.final_layernorm.weight", ("model.norm.weight",), Replicated())
     return (embedding, *layer, norm, *head)
-
-
-def qwen2(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """Biases on query, key and value."""
-    return llama(model, (*LAYER, QKV_BIAS))
-
-
-def qwen3(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """A norm per head on queries and keys."""
-    return llama(model, (*LAYER, *QK_NORMS))
-
-
-def mixtral(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """A router and experts in place of the MLP."""
-    return llama(model, (*WITHOUT_MLP, *experts("block_sparse_moe", "w1", "w3", "w2")))
-
-
-def qwen3_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """Qwen3 with a router and experts in place of the MLP."""
-    return llama(model, (*WITHOUT_MLP, *QK_NORMS, *experts("mlp", "gate_proj", "up_proj", "down_proj")))
 
 
 def phi3(model: ModelSpec) -> tuple[ParamMapping, ...]:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from kit.engines.megatron.weights.deepseek import CORRECTION
-from kit.engines.megatron.weights.llama import WIDTH_NORMS, WITHOUT_MLP, experts, llama
-from kit.engines.megatron.weights.mapping import ParamMapping
-from kit.specs.model import ModelSpec
+from kit.engines.megatron.weights.llama import WIDTH_NORMS, WITHOUT_MLP, experts
 
 _NAME = "model.layers.{layer}.block_sparse_moe.e_score_correction_bias"
-_LAYER = (
+MINIMAX_M2 = (
     *WITHOUT_MLP,
     *WIDTH_NORMS,
     dataclasses.replace(CORRECTION, hugging_face=(_NAME,)),
     *experts("block_sparse_moe", "w1", "w3", "w2"),
 )
-
-
-def minimax_m2(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The weight map of MiniMax M2."""
-    return llama(model, _LAYER)

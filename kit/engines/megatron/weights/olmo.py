@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights.llama import LAYER, WIDTH_NORMS, in_layer, llama
-from kit.engines.megatron.weights.mapping import ParamMapping
+from kit.engines.megatron.weights.llama import LAYER, WIDTH_NORMS, in_layer
 from kit.engines.megatron.weights.sharding import Replicated
-from kit.specs.model import ModelSpec
 
 _NORMS = {
     "self_attention.linear_proj.post_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc2.post_layernorm.weight": "post_feedforward_layernorm.weight",
 }
-_LAYER = (
+OLMO = (
     *(mapping for mapping in LAYER if "layernorm" not in mapping.megatron),
     *(in_layer(megatron, hugging_face, sharding=Replicated()) for megatron, hugging_face in _NORMS.items()),
     *WIDTH_NORMS,
 )
-
-
-def olmo(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The weight map of OLMo 2 and 3."""
-    return llama(model, _LAYER)

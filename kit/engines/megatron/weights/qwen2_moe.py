@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights.llama import QKV_BIAS, WITHOUT_MLP, experts, in_layer, llama
-from kit.engines.megatron.weights.mapping import ParamMapping
+from kit.engines.megatron.weights.llama import QKV_BIAS, WITHOUT_MLP, experts, in_layer
 from kit.engines.megatron.weights.sharding import ColumnParallel, Replicated, RowParallel
-from kit.specs.model import ModelSpec
 
 _OURS, _THEIRS = "mlp.shared_experts", "mlp.shared_expert"
-_LAYER = (
+QWEN2_MOE = (
     *WITHOUT_MLP,
     QKV_BIAS,
     *experts("mlp", "gate_proj", "up_proj", "down_proj"),
@@ -21,8 +19,3 @@ _LAYER = (
     in_layer(f"{_OURS}.linear_fc2.weight", f"{_THEIRS}.down_proj.weight", sharding=RowParallel()),
     in_layer(f"{_OURS}.gate_weight", "mlp.shared_expert_gate.weight", sharding=Replicated()),
 )
-
-
-def qwen2_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The weight map of Qwen2-MoE."""
-    return llama(model, _LAYER)
