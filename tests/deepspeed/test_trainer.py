@@ -1,4 +1,4 @@
-"""ds_config.trainer.json: what the Hugging Face Trainer fills in is what the plan says. ds_config.md: key by key."""
+"""ds_config.trainer.json: what the Hugging Face Trainer fills in is what the plan says."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import math
 import pytest
 
 from kit.emit.deepspeed import ds_config
-from kit.emit.deepspeed_rationale import ds_config_page, flat
 from kit.emit.run_directory import files_of
 from kit.emit.trainer import OPTIM, trainer_config, training_arguments
+from kit.specs.extra import flat
 from tests.deepspeed import cases
 from tests.deepspeed.test_config import VARIANTS
 from tests.deepspeed.test_optimizers import plan as sgd_plan
@@ -88,12 +88,3 @@ def fill_in(config, arguments, directory):
     finally:
         unset_hf_deepspeed_config()
         AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the process group of the case
-
-
-@pytest.mark.parametrize("plan", [cases.plan(0), cases.plan(**NVME, precision="bf16")], ids=["stage 0", "NVMe"])
-def test_the_page_has_a_row_for_every_key_and_its_value(plan):
-    page = ds_config_page(plan)
-    rows = (f"| `{key}` | `{json.dumps(value)}` |" for key, value in flat(ds_config(plan)).items())
-    assert [row for row in rows if row not in page] == []
-    assert f"--per_device_train_batch_size {plan.layout.micro_batch_size} " in page
-    assert ("run.nvme_path" in page) == (plan.layout.offload_optimizer == "nvme")

@@ -238,7 +238,7 @@ def test_every_key_has_a_reason_and_every_reason_a_key() -> None:
 PAGES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "the Trainer's": (
         ZERO2 | {"job": {"epochs": 2.5, "objective": "sft"}},
-        ["llama-3.1-8b on 8 x H100.", "| `zero_optimization.stage` | `2` |",
+        ["llama-3.1-8b on 8 x H100.", "| `zero_optimization.stage` | `2` |", "| `steps_per_print` | `null` |",
          "--deepspeed ds_config.trainer.json --per_device_train_batch_size 2 --gradient_accumulation_steps 3 ",
          " --bf16 true ", "--gradient_checkpointing true", "--num_train_epochs 2.5"],
         ["nvme_path", "--use_cpu", "ZeRO-3 stops"],
