@@ -25,6 +25,7 @@ from kit.training.anomalies.spikes import OK, SpikeDetector, StepDecision
 from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.data.loader import DataLoader
+from kit.training.stopping import Watchdog
 from tests.support import tiny
 from tests.support.calls import before
 from tests.support.refusals import refusal
@@ -219,9 +220,10 @@ class TestSpikes:
         monkeypatch.setattr(DataLoader, "step", lambda self, at, size=None: real(self, at + 4 * (at >= 12), size))
         assert runs.metrics(rundir) == runs.metrics(trained("reference")[0])
 
-    def test_rewound_twice_no_sample_is_read_again(self, trained, spoiled):
-        """The second time to a checkpoint that has left samples out already."""
-        spoiled[22] = 100.0
+    def test_rewound_twice_no_sample_is_read_again(self, trained, spoiled, monkeypatch):
+        """The second time to a checkpoint that has left samples out already. The watchdog is told to be patient."""
+        spoiled[22], told = 100.0, []
+        before(monkeypatch, Watchdog, "beat", lambda _, *said: told.append(said))
         rundir, counters = trained(loss_spike="rewind", window_steps=16)
         spikes = [event for event in runs.events(rundir) if event["event"] == "loss spike"]
         assert [(event["step"], event["samples"]) for event in spikes] == [(8, [14, 15]), (10, [22, 23])]
@@ -230,6 +232,7 @@ class TestSpikes:
         rewinds = [event for event in runs.events(rundir) if event["event"] == "rewound"]
         assert [(event["step"], event["skipped_samples"]) for event in rewinds] == [(6, [12, 15]), (9, [22, 23])]
         assert counters.samples_skipped == 6
+        assert [said for said in told if "rewinding" in said[0]] == [(f"rewinding from step {n}", 10) for n in (8, 10)]
 
     def test_steps_that_were_left_out_do_not_raise_the_limit(self, trained, spoiled):
         """More of them than half a window: its median would be a spike."""

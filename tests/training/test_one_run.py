@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
@@ -87,11 +88,18 @@ def test_who_started_the_launcher_may_go(names):
     assert shell.stdout.read() == "left alone\n"
 
 
-def test_the_parent_of_a_rank_of_torchrun_is_its_launcher_whatever_its_name(monkeypatch):
-    """A notebook, say. Without torchrun's variables it is nobody's."""
+DENIED = mock.Mock(side_effect=psutil.AccessDenied)
+
+
+@pytest.mark.parametrize(
+    ("exe", "command", "name"),
+    [(lambda: "/usr/bin/python3", [""], None), (DENIED, ["python3", "a.ipynb"], None), (DENIED, [], lambda: "python3")],
+)
+def test_the_parent_of_a_rank_of_torchrun_is_its_launcher_whatever_its_name(monkeypatch, exe, command, name):
+    """A notebook, say, also of another user, whose program is not told. Without torchrun's variables it is nobody's."""
     parents = [
-        SimpleNamespace(cmdline=lambda: [""], exe=lambda path=path: path, name=None)
-        for path in ("/usr/bin/python3", "/bin/sh")
+        SimpleNamespace(cmdline=lambda: command, exe=exe, name=name),
+        SimpleNamespace(cmdline=lambda: [""], exe=lambda: "/bin/sh", name=None),
     ]
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
     assert launcher_watchdog._launchers() == []
