@@ -27,11 +27,12 @@ LAYOUTS = {
     "cp2": (DENSE_FIRST, {"cp": 2}, MOVED | Z | SEQUENCES),
     "tp2-sp-ep2": (DENSE_FIRST, {"tp": 2, "sp": True, "ep": 2}, Z),
     "ZeRO-2": (DENSE_FIRST, ZERO | {"dp": 2, "zero_stage": 2}, MOVED | Z | SEQUENCES),
+    "ZeRO-2, z-loss": (EXPERTS, ZERO | {"dp": 2, "zero_stage": 2}, Z),
     "ZeRO-3, Ulysses": (EXPERTS, ZERO | {"cp": 2, "cp_comm_type": "a2a", "zero_stage": 3}, Z | SEQUENCES),
 }
 
 
-@pytest.mark.everyday("dp2-pp2-ep2", "ZeRO-2", "ZeRO-3, Ulysses")
+@pytest.mark.everyday("dp2-pp2-ep2", "ZeRO-2", "ZeRO-2, z-loss", "ZeRO-3, Ulysses")
 @pytest.mark.parametrize(("spec", "layout", "balanced"), LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_metrics_are_those_of_one_process(tmp_path, spec, layout, balanced):
     """Of the second step, in which biases have moved and choices with them."""

@@ -63,8 +63,10 @@ def test_by_document_is_by_mask(tmp_path, family, recompute):
 
 
 @pytest.mark.usefixtures("one_process")
-def test_windows_go_on_by_masks(tmp_path):
-    spec = tiny.model("mistral", sliding_window=8)
+@pytest.mark.parametrize(("family", "sizes"), [("mistral", {"sliding_window": 8}), ("gpt2", {})])
+def test_windows_go_on_by_masks(tmp_path, family, sizes):
+    """And families whose packed attention was not tried."""
+    spec = tiny.model(family, **sizes)
     masked, expected, *_ = gradients(tmp_path, spec, packing=False)
     found, same, *_ = gradients(tmp_path, spec, packing=True)
     assert found == masked

@@ -54,7 +54,7 @@ def test_a_model_without_linear_layers_is_refused():
 
 @pytest.mark.parametrize("tokens", [32, 24])
 def test_emulation_is_what_torchs_own_kernel_computes(tokens):
-    """torch._scaled_mm has one for processors."""
+    """torch._scaled_mm has one for processors. Under autocast the input is cast, as on a GPU."""
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(48, 32, generator=generator), torch.randn(32, 48, generator=generator)]
     inputs = torch.randn(tokens, 32, generator=generator)
@@ -62,7 +62,8 @@ def test_emulation_is_what_torchs_own_kernel_computes(tokens):
     for emulated in (False, True):
         block = tiny_block(weights)
         assert len(fp8.convert(block, emulated=emulated, ragged=tokens % 16 > 0)) == 2
-        output = block(inputs.bfloat16())
+        with torch.autocast("cpu", enabled=emulated):
+            output = block(inputs if emulated else inputs.bfloat16())
         output.float().square().sum().backward()
         found.append([output, *(parameter.grad for parameter in block.parameters())])
     torch.testing.assert_close(*found, rtol=2.0**-7, atol=1e-3)

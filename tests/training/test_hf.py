@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from argparse import Namespace
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from kit.engines.huggingface.models import (
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, SpecError
 from tests.support import tiny
+from tests.support.checkpoints import InMemory
 from tests.support.files import file_with
 from tests.support.parameter_shapes import parameter_shapes
 from tests.support.refusals import refusal
@@ -179,3 +181,12 @@ def test_parts_of_tensors_are_slices_of_the_whole(shape, tmp_path):
             torch.equal(source.read_flat("given", start, length), whole.flatten()[start : start + length])
             for length in range(1, whole.numel() + 3)
         )
+
+
+def test_a_tensor_is_read_once_for_all_its_parts():
+    """Where a source reads whole tensors alone."""
+    source = InMemory({"a": torch.arange(6.0).view(2, 3), "b": torch.zeros(4)})
+    source.read = mock.Mock(wraps=source.read)
+    assert (source.shape("a"), source.read_flat("a", 2, 3).tolist()) == ((2, 3), [2, 3, 4])
+    assert (source.read_block("a", 1, 2, 1).tolist(), source.shape("b")) == ([[2], [5]], (4,))
+    assert source.read.mock_calls == [mock.call("a"), mock.call("b")]

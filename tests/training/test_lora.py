@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from torch.torch_version import TorchVersion
 from transformers import AutoModelForCausalLM
 
 from kit.addons.probe.tracker import LiveBytes
@@ -307,6 +308,16 @@ def test_layers_that_are_not_there_are_named(monkeypatch, lora, says):
     assert re.search(says, refusal(EngineError, lambda: target_modules(build_skeleton(tiny.model()), LoraSpec(**lora))))
 
 
-def test_weights_are_required(one_process, tmp_path):
-    plan = tiny.plan(job={**JOB, "lora": PLAIN})
-    assert "job.lora without run.model_path" in refusal(EngineError, cases.build, tiny.run_directory(tmp_path, plan))
+@pytest.mark.parametrize(
+    ("version", "zero_stage", "says"),
+    [
+        ("2.12.1", 0, "job.lora without run.model_path"),
+        ("2.12.1", 3, "needs torch 2.13 or newer"),
+        ("2.13.0", 3, "job.lora without run.model_path"),
+    ],
+)
+def test_weights_are_required(one_process, tmp_path, monkeypatch, version, zero_stage, says):
+    """And for FSDP2 in four bits a torch that shards whole numbers."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    plan = tiny.plan(job={**JOB, "lora": dataclasses.replace(PLAIN, four_bit=True)}, zero_stage=zero_stage)
+    assert says in refusal(EngineError, cases.build, tiny.run_directory(tmp_path, plan))
