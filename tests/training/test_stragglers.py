@@ -92,7 +92,7 @@ def test_innermost_modules_are_timed_and_a_compiled_one_as_a_whole():
     assert {id(each) for each in found} == {id(plain[0]), id(plain[1]), id(compiled)}
 
 
-# Times: One rank of two, whose other one is written here.
+# Times: One rank of a stage of two, whose other one is written here, as are the ranks of another stage.
 
 
 @pytest.fixture
@@ -100,12 +100,12 @@ def ranks(monkeypatch):
     """Their stragglers; the module takes two seconds and the other rank's work three, of half as many tokens."""
     times, said = iter(range(0, 2000, 2)), []
     monkeypatch.setattr(stragglers.time, "perf_counter", lambda: next(times))
-    answers = {str: lambda host: ["here", "there"], float: lambda mine: [mine, 3.0]}
+    answers = {str: lambda host: ["here", *["there"] * 3], float: lambda mine: [mine, 3.0, 90.0, 90.0]}
     monkeypatch.setattr(stragglers, "gather", lambda value, group=None: answers[type(value)](value))
     log = SimpleNamespace(log=said.append, log_event=lambda event, step, **values: said.append((event, step, values)))
     module = torch.nn.Linear(1, 1)
     engine = SimpleNamespace(dp_size=2, modules=lambda: {"module": module})
-    return stragglers.Stragglers(engine, tiny.plan(dp=2, micro_batch_size=3), log), module, said
+    return stragglers.Stragglers(engine, tiny.plan(dp=2, pp=2, micro_batch_size=3), log), module, said
 
 
 def step(ranks, number, data_s):
