@@ -133,10 +133,11 @@ def test_every_layout_trains_what_peft_trains(tmp_path, words):
         assert found["held"]["optimizer"] == pytest.approx(states.optimizer, rel=0.001)
     assert {
         name
-        for path in (tmp_path / "run" / "native").glob("*.safetensors")
+        for path in (tmp_path / "run" / "step").rglob("*.safetensors")
         for name in safe_open(path, "pt").keys()  # noqa: SIM118
         if "lora_" not in name
     } == set(), "with the frozen model"
+    assert not list((tmp_path / "run" / "step").rglob("config.json")), "as if it were a whole model"
     elsewhere = directory(
         tmp_path / "other", hf, "deepspeed 2 dp" if engine == "torch" else "torch 3 dp", spec, lora=lora
     )

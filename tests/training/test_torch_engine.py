@@ -126,6 +126,16 @@ def test_evaluate_touches_nothing(tmp_path):
 
 
 @pytest.mark.usefixtures("one_process")
+def test_losses_are_added_in_fp64(tmp_path, monkeypatch):
+    """In fp32 1 is lost beside 2^24."""
+    engine, losses = engine_of(tmp_path, gradient_accumulation_steps=3), iter([2.0**24, 1.0, 1.0] * 2)
+    weight = engine.modules()["model.norm"].weight
+    monkeypatch.setattr(engine, "_loss", lambda *_, **__: weight.sum() * 0 + next(losses))
+    for run in (engine.evaluate, engine.forward_backward):
+        assert run(BATCH * 3).loss_sum == 2**24 + 2
+
+
+@pytest.mark.usefixtures("one_process")
 def test_evaluation_draws_no_random_number(tmp_path):
     """Adapters have dropout: in training alone."""
     plan = tiny.plan(job={"lora": LoraSpec(rank=4, dropout=0.5)})
