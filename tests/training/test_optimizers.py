@@ -118,8 +118,10 @@ def test_steps_are_those_of_the_plain_optimizer(tmp_path, name):
 
 
 @pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("error:Paged optimizers are not supported on CPU")
 def test_what_a_checkpoint_has_beside_fp32_state(tmp_path):
-    """Where a moment that is read is rounded: codes and scales, and means of rows and columns."""
+    """Where a moment that is read is rounded: codes and scales, and means of rows and columns. Nothing is said of
+    paging where there is nothing to page."""
     engines = {name: TorchEngine(directory(tmp_path / name, name)) for name in RATES}
     found = {name: {key.split(".")[0] for key in each.private_tensors()} for name, each in engines.items()}
     codes = {"exp_avg_codes", "exp_avg_scales"}

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from kit.errors import DataError, SpecError
-from kit.specs.run import BlendedSetSpec, DataSpec
+from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec
 from kit.training.data import indexed_files
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.loader import DataLoader
@@ -231,11 +231,18 @@ def test_a_cache_that_cannot_be_written(tmp_path, address):
 
 
 @pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/a", "az://box/a?sig=hunter2", "s3://"])
-@pytest.mark.parametrize("key", ["train", "validation", "validation_sets", "blend"])
-def test_addresses_that_are_refused(address, key):
-    values = {"validation_sets": {"x": address}, "blend": {"x": BlendedSetSpec(path=address, weight=1)}}
-    data = {key: values.get(key, address)} | ({} if key in ("train", "blend") else {"train": "a"})
-    assert "hunter2" not in refusal(SpecError, DataSpec, **data)
+@pytest.mark.parametrize(
+    "said_to",
+    [
+        lambda address: CheckpointSpec(remote=address),
+        lambda address: DataSpec(train=address),
+        lambda address: DataSpec(train="a", validation=address),
+        lambda address: DataSpec(train="a", validation_sets={"x": address}),
+        lambda address: DataSpec(blend={"x": BlendedSetSpec(path=address, weight=1)}),
+    ],
+)
+def test_addresses_that_are_refused(address, said_to):
+    assert "hunter2" not in refusal(SpecError, said_to, address)
 
 
 @pytest.mark.nightly

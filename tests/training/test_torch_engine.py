@@ -131,8 +131,7 @@ def test_losses_are_added_in_fp64(tmp_path, monkeypatch):
     engine, losses = engine_of(tmp_path, gradient_accumulation_steps=3), iter([2.0**24, 1.0, 1.0] * 2)
     weight = engine.modules()["model.norm"].weight
     monkeypatch.setattr(engine, "_loss", lambda *_, **__: weight.sum() * 0 + next(losses))
-    for run in (engine.evaluate, engine.forward_backward):
-        assert run(BATCH * 3).loss_sum == 2**24 + 2
+    assert [run(BATCH * 3).loss_sum for run in (engine.evaluate, engine.forward_backward)] == [2**24 + 2] * 2
 
 
 @pytest.mark.usefixtures("one_process")
