@@ -259,9 +259,10 @@ def test_a_record_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     none = pickle.dumps({"entries": []})
     files_in(tmp_path, {
         "rank_0": pickle.dumps({"entries": [Bad()]}), "rank_1": b"\x80\x04 cut", "rank_2": b"no pickle",
-        "rank_3": pickle.dumps({"entries": {}}), "other": none, "trace_12": none,
+        "rank_3": pickle.dumps({"entries": {}}), "rank_4": pickle.dumps({"entries": [{}, 7]}), "other": none,
+        "rank_5": pickle.dumps(["entries"]), "trace_12": none,
     })  # fmt: skip
-    assert flight_recorder.records([tmp_path, tmp_path / "rank_3"]) == {12: ("trace_12", {"entries": []})}
+    assert flight_recorder.records([tmp_path, tmp_path / "rank_3"]) == {12: flight_recorder.Record({}, [])}
 
 
 def test_the_command_line() -> None:

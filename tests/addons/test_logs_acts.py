@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kit.addons.doctor.logs.patterns import PATTERNS
-from tests.addons.written import OOM, SITE, Files, flight, p2p, read, say, timed_out
+from tests.addons.written import OOM, SITE, Files, call, flight, p2p, read, say, timed_out
 
 MAIN = ("/project/train.py", "main", "trainer.train()")
 MODULE = (f"{SITE}/torch/nn/modules/module.py", "_call_impl", "return forward_call(*args, **kwargs)")
@@ -393,10 +393,24 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         flight({0: [p2p("recv 0<-2", 9)], 1: [p2p("recv 1<-2", 5)], 2: []}, g7="[0, 1, 2]"),
         ((WAITS.format(1), "rank 2 did not come to recv number 1", "rank_1"),),
     ),
+    "a collective without some ranks says more than a receive without its sender": (
+        flight({0: [p2p("recv 0<-2", 1), call(1), call(2, at=9)], 1: [call(1), call(2, at=9)], 2: [call(1)]}),
+        ((WAITS.format("0, 1"), "rank 2 did not come to all_reduce number 2 of group 0, sizes [[8]]\n", "rank_0"),),
+    ),
+    # The receive of batch 2 was made first, and stands last; it has no input.
+    "the oldest of a rank's waits": (
+        flight({0: [p2p("recv 0<-1", 9), p2p("recv 0<-2", 5, number=2) | {"input_sizes": [], "output_sizes": [[3]]}],
+                1: [], 2: []}),
+        ((WAITS.format(0), "rank 2 did not come to recv number 2 of group 7 (pp), sizes [[3]]\n", "rank_0"),),
+    ),
     # By the names of their files, 10 and 11 come first.
     "of two pairs that wait the one of the lowest rank": (
         flight({rank: [p2p(f"recv 0<-{peer}", 5)] for rank, peer in ((2, 3), (3, 2), (10, 11), (11, 10))}),
         (("collective-timeout on rank 2, 3: ranks 2, 3 wait for each other",),),
+    ),
+    "a group without a word of what it is for": (
+        flight({0: [p2p("recv 0<-2", 9) | {"process_group": ("7", "undefined")}], 2: []}),
+        ((WAITS.format(0), "rank 2 did not come to recv number 1 of group 7, sizes", "rank_0"),),
     ),
     "a peer whose record is not here": (flight({0: [p2p("recv 0<-3", 7)]}, g7="[0, 1, 2, 3]"), ()),
     "a watchdog of all ranks": ([STUCK.format("", 0)], ((HUNG.format(7), UNKNOWN),)),
@@ -486,8 +500,8 @@ def test_torchs_own_shape_errors_name_the_dimension(tmp_path: Path) -> None:
         lambda: torch.nn.GroupNorm(3, 10): "a size does not divide: num_channels 10 by num_groups 3",
         lambda: torch.nn.MultiheadAttention(100, 3): "embed_dim does not divide by num_heads",
     }
-    for call, says in cases.items():
-        (cause,) = read(tmp_path, [raised(call)])
+    for made, says in cases.items():
+        (cause,) = read(tmp_path, [raised(made)])
         assert cause.cause in ("not-divisible", "shapes-differ")
         assert says in cause.meaning
 

@@ -105,6 +105,11 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         (("mismatched-collectives on rank 1, 3: ", "number 2 of group 0, sizes [[8]], rank 1 called all_gather of [[4]]"
           " Float; rank 3 called all_reduce of [[9]] Float\n"),),
     ),
+    "the first rank is the one that differs": (
+        flight({0: [call(1, name="all_gather")], 1: [call(1)], 2: [call(1)]}),
+        (("mismatched-collectives on rank 0: ", "at all_reduce number 1 of group 0, sizes [[8]], rank 0 called "
+          "all_gather of [[8]] Float\n", "seen   rank_1: "),),
+    ),
     # Rank 0 made many calls in other groups, and its ring buffer holds its last ones only.
     "a call that one record has forgotten is compared among the others": (
         flight({0: [call(4)], 1: [call(3), call(4)], 2: [call(3, name="broadcast"), call(4)], 3: [call(3), call(4)]}),
@@ -112,7 +117,7 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
     ),
     "the call that a rank did not come to is told by one that has it": (
         flight({0: [call(5)], 1: [call(1)], 2: [call(1), call(2, sizes=[3])]}),
-        (("collective-timeout on rank 0, 2: ", f"{NOT_TO.format(1, 2, 0)}, sizes [[3]]"),),
+        (("collective-timeout on rank 0, 2: ", f"{NOT_TO.format(1, 2, 0)}, sizes [[3]]", "seen   rank_2:"),),
     ),
     "a call that no record has any more": (flight({0: [call(5)], 1: [call(1)]}), ()),
     # In group A the call was issued at 10 and by its last rank at 100; in B at 50 and 60.
@@ -123,6 +128,15 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
             2: [call(1, "A", 1), call(1, "B", 2)],
         }),
         (("collective-timeout on rank 0, 1: ", "number 2 of group A, "),),
+    ),
+    # In group A the call was issued at 10 by rank 1, and at 100 by rank 0.
+    "of two groups the one whose call any rank issued first": (
+        flight({
+            0: [call(1, "A", 1), call(2, "A", 100), call(1, "B", 2), call(2, "B", 50)],
+            1: [call(1, "A", 1), call(2, "A", 10), call(1, "B", 2), call(2, "B", 60)],
+            2: [call(1, "A", 1), call(1, "B", 2)],
+        }),
+        (("collective-timeout on rank 0, 1: ", "number 2 of group A, ", "seen   rank_0:"),),
     ),
     "of two groups, and the later one has the smaller name": (
         flight({

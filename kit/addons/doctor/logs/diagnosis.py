@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kit.addons.doctor.logs import flight_recorder, waits
-from kit.addons.doctor.logs.across_ranks import IN_ONE_ORDER, refined
+from kit.addons.doctor.logs import flight_recorder, parting, waits
+from kit.addons.doctor.logs.across_ranks import refined
 from kit.addons.doctor.logs.cause import Cause
 from kit.addons.doctor.logs.log_lines import Line, log_files
 from kit.addons.doctor.logs.metrics import metrics_files, of_metrics
-from kit.addons.doctor.logs.patterns import PATTERNS
 from kit.addons.doctor.logs.predicted import beside_plan
 from kit.addons.doctor.logs.scan import Scan
 from kit.addons.doctor.logs.tracebacks import LAUNCHER_ERRORS, Failed, Traceback
@@ -45,7 +44,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
         scan.read(path)
     exceptions = _exceptions(scan)
     seen = [cause for path in metrics for cause in of_metrics(path)]
-    told, framed = _recorded(recorded), _with_frames(scan)
+    told, framed = parting.parted(recorded), _with_frames(scan)
     fixes = {cause.cause: cause.fix for cause in told}
     lines = [replace(cause, fix=fixes.get(cause.cause, cause.fix)) for cause in framed]
     causes = _merged([*seen, *told, *lines, *scan.curves.causes()])
@@ -58,37 +57,9 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
             first is not None and first not in cause.ranks,
         ),
     )
-    calls = {**waits.last_calls(recorded), **scan.calls, **waits.in_logs(framed, scan.calls)}
+    calls = {**flight_recorder.last_calls(recorded), **scan.calls, **waits.in_logs(framed, scan.calls)}
     found = refined([*_failed(scan, causes), *causes], scan, calls)
     return found if plan is None else tuple(beside_plan(cause, plan) for cause in found)
-
-
-def _recorded(recorded: waits.Records) -> list[Cause]:
-    """The collective at which the ranks parted, from the flight records of all ranks."""
-    parted = flight_recorder.parting(recorded)
-    if parted is None:
-        return []
-    name = "mismatched-collectives" if parted.differ else "collective-timeout"
-    pattern = next(pattern for pattern in PATTERNS if pattern.cause == name)
-    ranks = tuple(rank for rank, _ in parted.differ) or parted.came
-    if parted.each_other:
-        meaning = f"ranks {', '.join(map(str, ranks))} wait for each other: {'; '.join(map(str, parted.each_other))}"
-    elif parted.differ:
-        others = "; ".join(f"rank {rank} called {called}" for rank, called in parted.differ)
-        meaning = f"{pattern.meaning}: at {parted.what}, {others}"
-    else:
-        meaning = f"{pattern.meaning}: rank {', '.join(map(str, parted.missing))} did not come to {parted.what}"
-    return [
-        Cause(
-            cause=name,
-            meaning=meaning,
-            fix=IN_ONE_ORDER if parted.each_other else pattern.fix,
-            ranks=ranks,
-            place=parted.file,
-            evidence=f"flight record: {len(recorded)} ranks",
-            weight=pattern.weight,
-        )
-    ]
 
 
 def _exceptions(scan: Scan) -> list[Cause]:
