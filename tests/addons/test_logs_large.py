@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kit.addons.doctor.logs import Cause, diagnose
 from kit.addons.doctor.logs.curves import TIME, Curves
-from kit.addons.doctor.logs.log_lines import LINE_BYTES, Piece, Place
+from kit.addons.doctor.logs.log_lines import LINE_BYTES, Line, Piece
 from kit.addons.doctor.logs.patterns import PATTERNS, Pattern
 from kit.addons.doctor.logs.scan import _CAPITALS, _OTHERS, Scan
 from tests.planning.shapes import by_hand
@@ -75,17 +75,17 @@ def test_of_a_large_log_losses_are_read_in_a_part_of_every_piece(tmp_path: Path)
     line = "step {i}  loss 0.0 and nothing else of any interest here\n"
     scan = Scan()
     scan.read(write(tmp_path / "all.log", 5 << 20, line))
-    assert 2 << 20 < scan.curves.zeros[None].count * len(line.format(i=1000)) < 3 << 20
+    assert 2 << 20 < scan.curves.losses[None].zeros * len(line.format(i=1000)) < 3 << 20
 
 
 def test_of_very_many_steps_every_other_is_kept() -> None:
     """4,096 of them: times by their order, losses that no later one went below by theirs."""
-    curves, place = Curves(), Place(0, "all.log", 1, b"")
+    curves, line = Curves(), Line("", 0, "all.log", 1)
     for step in range(1, 4099):
         match = TIME.search(b"step %d work_time_s %d" % (step, step))
         assert match is not None
-        curves.add_time(match, place)
-        curves.losses[0].add(step, step, place)
+        curves.add_time(match, line)
+        curves.losses[0].add(step, step, line)
     assert curves.times[0] == [*range(2, 4097, 2), 4098]
     assert [loss for loss, *_ in curves.losses[0].above] == [*range(1, 4098, 2)]
 

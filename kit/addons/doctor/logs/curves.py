@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kit.addons.doctor.logs.cause import Cause
-from kit.addons.doctor.logs.log_lines import Place
+from kit.addons.doctor.logs.log_lines import Line
 
 SLOW = 1.5
 """A rank whose median step takes this many times the others' is called slow."""
@@ -40,49 +40,38 @@ class Losses:
     last: deque[float] = field(default_factory=lambda: deque(maxlen=2 * LEVEL))
     lowest: float = float("inf")
     """Lowest level so far, without the last ``LEVEL`` losses."""
-    above: list[tuple[float, int, Place]] = field(default_factory=list)
-    """Losses that no later loss went below, lowest first, each with the next step and its place."""
-    before: float | None = None
+    above: list[tuple[float, int, Line]] = field(default_factory=list)
+    """Losses that no later loss went below, lowest first, each with the next step and its line."""
+    not_zero: float = 0.0
+    """The last loss that was not zero."""
+    zeros: int = 0
+    """Number of zeros after it."""
+    first_zero: tuple[int | None, Line] | None = None
+    """Step and line of the first of these."""
 
-    def add(self, loss: float, step: int, place: Place) -> None:
-        """Adds the next loss."""
-        if self.before is not None:
-            while self.above and self.above[-1][0] >= self.before:
+    def add(self, loss: float, step: int | None, line: Line) -> None:
+        """Adds the next loss; without a step only a fall to zero is looked for."""
+        self.first_zero = (step, line) if not loss and not self.zeros else self.first_zero
+        self.not_zero, self.zeros = (self.not_zero, self.zeros + 1) if not loss else (loss, 0)
+        if step is None:
+            return
+        if self.last:
+            while self.above and self.above[-1][0] >= self.last[-1]:
                 self.above.pop()
-            self.above.append((self.before, step, place))
+            self.above.append((self.last[-1], step, line))
             if len(self.above) > MOST_TIMES:
                 del self.above[1::2]
-        self.before = loss
         self.last.append(loss)
         if len(self.last) == 2 * LEVEL:
             self.lowest = min(self.lowest, sorted(list(self.last)[:LEVEL])[LEVEL // 2])
 
-    def left_its_level(self) -> tuple[int, float, float, Place] | None:
-        """(first step above, lowest level, last level, place of that step); None if the loss has not diverged."""
+    def left_its_level(self) -> tuple[int, float, float, Line] | None:
+        """(first step above, lowest level, last level, line of that step); None if the loss has not diverged."""
         end = list(self.last)[-LEVEL:]
         if not 0 < self.lowest < float("inf") or min(end) <= DIVERGED * self.lowest:
             return None
-        _, step, place = next(each for each in reversed(self.above) if each[0] <= DIVERGED * self.lowest)
-        return step, self.lowest, statistics.median(end), place
-
-
-@dataclass
-class Zeros:
-    """Zeros at the end of the logged losses of one rank."""
-
-    before: float = 0.0
-    """The last loss that was not zero."""
-    count: int = 0
-    first: tuple[int | None, Place] | None = None
-    """Step and place of the first zero after it."""
-
-    def add(self, loss: float, step: int | None, place: Place) -> None:
-        """Adds the next loss."""
-        if loss:
-            self.before, self.count = loss, 0
-        else:
-            self.first = self.first if self.count else (step, place)
-            self.count += 1
+        _, step, line = next(each for each in reversed(self.above) if each[0] <= DIVERGED * self.lowest)
+        return step, self.lowest, statistics.median(end), line
 
 
 @dataclass
@@ -90,32 +79,29 @@ class Curves:
     """Step times and losses of every rank."""
 
     times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    where: dict[int, Place] = field(default_factory=dict)
+    where: dict[int, Line] = field(default_factory=dict)
     losses: dict[int | None, Losses] = field(default_factory=lambda: defaultdict(Losses))
-    zeros: dict[int | None, Zeros] = field(default_factory=lambda: defaultdict(Zeros))
 
-    def add_loss(self, match: re.Match[bytes], place: Place) -> None:
+    def add_loss(self, match: re.Match[bytes], line: Line) -> None:
         """Adds one match of ``LOSS`` or ``BARE_LOSS``."""
-        loss, step = float(match["value"]), match.groupdict().get("step")
-        self.zeros[place.rank].add(loss, None if step is None else int(step), place)
-        if step is not None:
-            self.losses[place.rank].add(loss, int(step), place)
+        step = match.groupdict().get("step")
+        self.losses[line.rank].add(float(match["value"]), None if step is None else int(step), line)
 
-    def add_time(self, match: re.Match[bytes], place: Place) -> None:
+    def add_time(self, match: re.Match[bytes], line: Line) -> None:
         """Adds one match of ``TIME``."""
-        if place.rank is not None:
-            times = self.times[place.rank]
+        if line.rank is not None:
+            times = self.times[line.rank]
             times.append(float(match["value"]))
-            self.where[place.rank] = place
+            self.where[line.rank] = line
             if len(times) > MOST_TIMES:
                 del times[::2]
 
     def causes(self) -> list[Cause]:
         """Causes that the curves show."""
-        return [*_slow_ranks(self.times, self.where), *_divergence(self.losses), *_fell_to_zero(self.zeros)]
+        return [*_slow_ranks(self.times, self.where), *_divergence(self.losses), *_fell_to_zero(self.losses)]
 
 
-def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Place]) -> list[Cause]:
+def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Line]) -> list[Cause]:
     """Ranks whose own working time per step is longer than that of the others."""
     medians = {rank: statistics.median(values) for rank, values in times.items() if len(values) >= FEWEST_STEPS}
     found = []
@@ -128,7 +114,7 @@ def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Place]) ->
                     meaning=f"works {median:.3g} s a step, the others, who wait, {statistics.median(others):.3g} s",
                     fix="look at clocks, temperature, ECC and neighbours of its GPU (kit doctor), or drain its node",
                     ranks=(rank,),
-                    place=where[rank].name,
+                    place=where[rank].place,
                     evidence=where[rank].text,
                     weight=2,
                 )
@@ -136,21 +122,21 @@ def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Place]) ->
     return found
 
 
-def _fell_to_zero(zeros: Mapping[int | None, Zeros]) -> list[Cause]:
+def _fell_to_zero(losses: Mapping[int | None, Losses]) -> list[Cause]:
     """A loss that was above ``NOT_YET_ZERO`` and is exactly 0 in every later line; the first such rank only."""
-    for logged in zeros.values():
-        if logged.count >= FEWEST_STEPS and logged.before > NOT_YET_ZERO and logged.first is not None:
-            step, place = logged.first
+    for logged in losses.values():
+        if logged.zeros >= FEWEST_STEPS and logged.not_zero > NOT_YET_ZERO and logged.first_zero is not None:
+            step, line = logged.first_zero
             return [
                 Cause(
                     cause="loss-zero",
-                    meaning=f"the loss was {logged.before:.3g} and is exactly 0 since: it is not a number, which the "
+                    meaning=f"the loss was {logged.not_zero:.3g} and is exactly 0 since: it is not a number, which the "
                     "Trainer logs as 0, or no label is left",
                     fix="logging_nan_inf_filter=false of the Trainer shows them; bf16 in place of fp16, a lower rate; "
                     "look for samples whose labels are all -100",
-                    ranks=() if place.rank is None else (place.rank,),
-                    place=place.name,
-                    evidence=place.text,
+                    ranks=() if line.rank is None else (line.rank,),
+                    place=line.place,
+                    evidence=line.text,
                     weight=3,
                     step=step,
                 )
@@ -163,7 +149,7 @@ def _divergence(losses: Mapping[int | None, Losses]) -> list[Cause]:
     left = {rank: found for rank, logged in losses.items() if (found := logged.left_its_level()) is not None}
     if not left:
         return []
-    step, level, last, place = min(left.values(), key=lambda found: found[0])
+    step, level, last, line = min(left.values(), key=lambda found: found[0])
     return [
         Cause(
             cause="loss-divergence",
@@ -171,8 +157,8 @@ def _divergence(losses: Mapping[int | None, Losses]) -> list[Cause]:
             fix="resume from a checkpoint before that step with a lower rate, a longer warm-up or gradient clipping; "
             "look at the data of that step",
             ranks=tuple(sorted(rank for rank in left if rank is not None)),
-            place=place.name,
-            evidence=place.text,
+            place=line.place,
+            evidence=line.text,
             weight=2,
             step=step,
         )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kit.errors import SpecError
 
 T = TypeVar("T")
 _MARKED = re.compile(r"\s*(?:\[(?:default|rank)?(\d{1,7})\]|(?:rank|Rank) ?(\d{1,7})\b)[:\s]")
 """Prefixes with a rank: torch's ``[rank1]:``, torchrun's ``[default1]:`` (--tee), ``rank 1: ``."""
-_MARKED_BYTES = re.compile(_MARKED.pattern.encode())
 _IN_NAME = re.compile(r"rank[-_]?(\d{1,7})|(?:^|[/_.-])(\d{1,7})/std(?:out|err)\.log$")
 """File names with a rank: ``rank3.log``, ``logs/rank_3.txt``, and torchrun's ``attempt_0/3/stderr.log``."""
 PIECE_BYTES = 1 << 20
@@ -39,25 +38,6 @@ class Line:
     def place(self) -> str:
         """``file:line``."""
         return f"{self.file}:{self.number}"
-
-
-class Place(NamedTuple):
-    """Position in a log; a compact type, because there may be millions."""
-
-    rank: int | None
-    file: str
-    number: int
-    raw: bytes
-
-    @property
-    def name(self) -> str:
-        """``file:line``."""
-        return f"{self.file}:{self.number}"
-
-    @property
-    def text(self) -> str:
-        """The text at this position, shortened."""
-        return self.raw.decode(errors="replace").strip()[:200]
 
 
 @dataclass(frozen=True)
@@ -88,12 +68,11 @@ class Piece:
         rank = int(mark.group(1) or mark.group(2)) if mark else self.rank
         return Line(text[mark.end() :] if mark else text, rank, self.file, number)
 
-    def place_at(self, match: re.Match[bytes], number: int) -> Place:
-        """Place of a match that begins inside a line."""
+    def line_at(self, match: re.Match[bytes], number: int) -> Line:
+        """The line in which a match begins; its text is what stands around the match, as it is."""
         start = self.text.rfind(b"\n", max(0, match.start() - LINE_BYTES), match.start()) + 1
-        mark = _MARKED_BYTES.match(self.text, start)
-        rank = int(mark[1] or mark[2]) if mark else self.rank
-        return Place(rank, self.file, number, self.text[max(start, match.start() - 100) : match.end()])
+        text = self.text[max(start, match.start() - 100) : match.end()].decode(errors="replace").strip()[:200]
+        return replace(self.named(self.text[start : min(match.end(), start + LINE_BYTES)], number), text=text)
 
     def numbered(self, found: Iterable[T], position: Callable[[T], int]) -> Iterator[tuple[T, int]]:
         """What was found in this order of positions, each with the number of its line."""

@@ -137,10 +137,10 @@ class Scan:
         ):
             matches = regex.finditer(piece.text, piece.begin, stop)
             for match, number in piece.numbered(matches, lambda match: match.start()):
-                place, step = piece.place_at(match, number), match.groupdict().get("step")
+                line, step = piece.line_at(match, number), match.groupdict().get("step")
                 if step is not None:
-                    steps[place.rank] = int(step)
-                add(match, place)
+                    steps[line.rank] = int(step)
+                add(match, line)
 
 
 def _suspects(piece: Piece) -> Iterator[tuple[int, Line]]:
