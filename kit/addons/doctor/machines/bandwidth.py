@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.addons.doctor.machines.remote import LIMIT_S, Place, last_line, run
+from kit.addons.doctor.machines.remote import LIMIT_S, Place, at_once, last_line, run
 from kit.cost.estimate import predict
 from kit.cost.hardware import shared
 from kit.cost.workload import Workload
@@ -55,24 +55,20 @@ def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[s
         return {}
     first = "127.0.0.1" if places[0].host == HERE else places[0].host
     words = ["-m", MEASUREMENTS, "collectives", str(COLLECTIVE_BYTES[device]), str(COLLECTIVE_S)]
-    shared_by_all = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": per_node, "MASTER_ADDR": first, "MASTER_PORT": port}
-    processes = []
-    for node, place in enumerate(places):
-        interface = "lo" if place.host == HERE else _interface(place, first)
-        of_node = shared_by_all | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
-        for local in range(per_node):
-            given = of_node | {"RANK": node * per_node + local, "LOCAL_RANK": local}
-            command = place.words(words, {name: str(value) for name, value in given.items()})
-            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    try:
-        outputs = [process.communicate(timeout=COLLECTIVES_LIMIT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, told) in zip(processes, outputs, strict=True):
-        if process.returncode != 0:
-            raise OSError(last_line(told, "no word"))
-    speeds: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
+    of_all = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": per_node, "MASTER_ADDR": first, "MASTER_PORT": port}
+    interfaces = ["lo" if place.host == HERE else _interface(place, first) for place in places]
+
+    def one(rank: int) -> subprocess.CompletedProcess[str]:
+        node, local = divmod(rank, per_node)
+        own = {"RANK": rank, "LOCAL_RANK": local, "GLOO_SOCKET_IFNAME": interfaces[node]}
+        given = {name: str(value) for name, value in (of_all | own).items() if value is not None}
+        return run(places[node], words, given, COLLECTIVES_LIMIT_S)
+
+    done = at_once(one, range(world), world)
+    for each in done:
+        if each.returncode != 0:
+            raise OSError(last_line(each.stderr, "no word"))
+    speeds: dict[str, float] = json.loads(done[0].stdout.splitlines()[-1])
     return speeds
 
 

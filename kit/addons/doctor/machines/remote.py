@@ -121,15 +121,18 @@ def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str |
             listener.communicate(timeout=LIMIT_S)  # closes stdin, which ends the listener on its host too
 
 
-def run(place: Place, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run(
+    place: Place, arguments: Sequence[str], environment: Mapping[str, str] | None = None, limit_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs kit's Python with ``arguments`` on the host. The answer is the last line: a login may print others before
     it. Raises TimeoutExpired."""
-    return subprocess.run(place.words(arguments), capture_output=True, text=True, timeout=LIMIT_S)
+    words = place.words(arguments, environment)
+    return subprocess.run(words, capture_output=True, text=True, timeout=limit_s or LIMIT_S)
 
 
-def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-    """Calls ``function`` for all items in parallel; results in order."""
-    with ThreadPoolExecutor(max_workers=min(AT_ONCE, max(1, len(items)))) as pool:
+def at_once(function: Callable[[Any], T], items: Sequence[Any], most: int = AT_ONCE) -> list[T]:
+    """Calls ``function`` for all items in parallel, ``most`` of them at a time; results in order."""
+    with ThreadPoolExecutor(max_workers=min(most, max(1, len(items)))) as pool:
         return list(pool.map(function, items))
 
 
