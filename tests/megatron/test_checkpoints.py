@@ -82,7 +82,7 @@ def test_large_states_are_written_in_several_files(tmp_path, monkeypatch):
     monkeypatch.setattr(torch_dist, "_FILE_BYTES", 100)
     tensors = {name: torch.arange(length, dtype=torch.float32) for name, length in (("c", 90), ("a", 20), ("b", 5))}
     blocks = [
-        torch_dist.WriteBlock(name, shape := tuple(tensor.shape), (0,), shape, torch.float32, lambda t=tensor: t)
+        torch_dist.block_of(name, shape := tuple(tensor.shape), (0,), shape, torch.float32, lambda t=tensor: t)
         for name, tensor in tensors.items()
     ]
     torch_dist.write_blocks(tmp_path, blocks=blocks, common=None)

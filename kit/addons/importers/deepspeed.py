@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from kit.addons.importers.opaque import Opaque
-from kit.addons.importers.stored import StoredState, StoredTensor, described
-from kit.addons.importers.tensors import MOMENTS, hyperparameters, require_one_step
+from kit.addons.importers.stored import StoredState, StoredTensor, described, tagged
+from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
@@ -69,15 +69,6 @@ def deepspeed_files(directory: Path) -> list[Path]:
     """The files of a DeepSpeed checkpoint in ``directory`` itself; empty if it is none."""
     found = [path for path in directory.iterdir() if path.name.endswith(("_optim_states.pt", "_model_states.pt"))]
     return sorted(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
-
-
-def tagged(directory: Path, file: str) -> list[Path]:
-    """``directory``, and the directory in it that its text file ``file`` names, as DeepSpeed's ``latest`` does."""
-    latest = directory / file
-    if not latest.is_file() or latest.stat().st_size >= 1000:
-        return [directory]
-    tag = latest.read_text(encoding="utf-8", errors="replace").strip()
-    return [directory, directory / Path(tag or ".").name]
 
 
 def deepspeed_directory(directory: Path) -> Path | None:
@@ -126,17 +117,11 @@ def _read(directory: Path) -> StoredState:
             loaded = load_file(path)["optimizer_state_dict"]
             stage = int(loaded.get("zero_stage", 1))  # BF16_Optimizer, of stage 1, does not say it
             ranks_states.append(_rank_state(path, loaded, stage))
-    if len({state.steps for state in ranks_states}) > 1:
-        found = sorted({state.steps or 0 for state in ranks_states})
-        raise CheckpointError(
-            f"{directory} has optimizer files whose Adam made {' and '.join(map(str, found))} steps: ranks wrote "
-            f"different steps into it; take another checkpoint"
-        )
     shapes = [{name: tuple(shape) for name, shape in group.items()} for group in first["param_shapes"]]
     flat = {name: shape for group in shapes for name, shape in group.items()}
     kinds = set.intersection(*(set(state.groups) for state in ranks_states))
     notes: list[str] = []
-    steps = ranks_states[0].steps
+    steps = one_step(directory, (state.steps for state in ranks_states))
     if not kinds.issuperset(MOMENTS) or steps is None:
         missing = [kind.value for kind in MOMENTS if kind not in kinds] or ["step"]
         notes.append(f"Adam's {' and '.join(missing)} is missing: weights only")
@@ -213,10 +198,8 @@ def _rank_state(path: Path, loaded: Mapping[str, Any], stage: int) -> _RankState
             if tensor.numel() != groups[StateKind.MASTER][number].numel():
                 raise CheckpointError(f"{path}: sizes of weights and moments differ in group {number}; copy it again")
     counts = [each.get("step") for each in (*state.values(), *param_groups)]
-    steps = {int(count) for count in counts if count is not None}
-    require_one_step(path, steps)
-    adam_step = steps.pop() if steps else None
-    return _RankState(groups, adam_step, hyperparameters(param_groups), loaded.get("param_slice_mappings"))
+    steps = one_step(path, (int(count) for count in counts if count is not None))
+    return _RankState(groups, steps, hyperparameters(param_groups), loaded.get("param_slice_mappings"))
 
 
 _Shapes = Sequence[Mapping[str, Sequence[int]]]

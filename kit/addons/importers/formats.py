@@ -11,7 +11,7 @@ from pathlib import Path
 from kit.addons.importers import deepspeed, kit_native, peft, torch_dcp, torchtitan, universal
 from kit.addons.importers.megatron import opened as megatron
 from kit.addons.importers.model_of import model_of
-from kit.addons.importers.stored import FoundState, read_weights, with_trainer_state
+from kit.addons.importers.stored import FoundState, found_in, read_weights, with_trainer_state
 from kit.addons.importers.tensors import sources
 from kit.addons.importers.to_universal import write_universal
 from kit.addons.importers.torch_dist import Checkpoint
@@ -32,10 +32,7 @@ def _open(path: Path, found: FoundState, model: str | None) -> Opened:
 
 
 def _universal(path: Path) -> FoundState | None:
-    directory = universal.universal_directory(path)
-    if directory is None:
-        return None
-    return FoundState("DeepSpeed: universal checkpoint", directory, state=partial(universal.read_universal, directory))
+    return found_in(universal.universal_directory(path), "DeepSpeed: universal checkpoint", universal.read_universal)
 
 
 def _deepspeed(path: Path) -> FoundState | None:

@@ -60,6 +60,11 @@ class FoundState(Found):
     """Opens it; reads everything but the elements of tensors. Raises CheckpointError."""
 
 
+def found_in(directory: Path | None, program: str, state: Callable[[Path], StoredState]) -> FoundState | None:
+    """A checkpoint of ``program`` in ``directory``, which ``state`` opens; None without one."""
+    return None if directory is None else FoundState(program, directory, state=partial(state, directory))
+
+
 def read_weights(files: Mapping[str, Path]) -> StoredState:
     """Open safetensors or ``.bin`` files; ``files``: name of a tensor → its file. Raises CheckpointError."""
     return StoredState(tensors_of(SafetensorsSource(files)))
@@ -72,6 +77,16 @@ def tensors_of(source: SafetensorsSource) -> dict[str, StoredTensor]:
         tensor = source.read(name)
         found[name] = StoredTensor(tuple(tensor.shape), tensor.dtype, partial(source.read, name))
     return found
+
+
+def tagged(directory: Path, file: str, name: Callable[[str], str] = str) -> list[Path]:
+    """``directory``, and the directory in it that its text file ``file`` names, as DeepSpeed's ``latest`` does.
+    ``name``: the directory's name by these words."""
+    latest = directory / file
+    if not latest.is_file() or latest.stat().st_size >= 1000:
+        return [directory]
+    tag = latest.read_text(encoding="utf-8", errors="replace").strip()[:200]
+    return [directory, directory / Path(name(tag) or ".").name]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,29 +31,26 @@ def sources(state: StoredState, model: ModelSpec, adapters: bool = False) -> dic
         for name, tensor in state.weights.items()
         if is_buffer(name)
     }
-    return {kind: _Source(None if adapters else model, buffers | dict(found)) for kind, found in kinds.items()}
+    return {kind: _source(None if adapters else model, buffers | dict(found)) for kind, found in kinds.items()}
 
 
-class _Source(TensorSource):
-    """The tensors of one kind under Hugging Face names on disk. One stored tensor is in memory at a time."""
+class HeldSource(TensorSource):
+    """Tensors under Hugging Face names, several of which may be in one stored place; one place is in memory at a
+    time."""
 
-    def __init__(self, model: ModelSpec | None, stored: Mapping[str, StoredTensor]) -> None:
-        """``model``: None for adapters, whose names stay."""
-        self._model, self._stored = model, {plain_name(name): tensor for name, tensor in stored.items()}
-        self._place: dict[str, str] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        for name, tensor in self._stored.items():
-            on_disk = {name: tensor.shape} if model is None else experts.shapes_on_disk(model, name, tensor.shape)
-            self._shapes |= on_disk
-            self._place |= dict.fromkeys(on_disk, name)
-        if model is not None and model.is_encoder_decoder:
-            encoder_decoder.drop_copies(self._place)
-        if model is not None and model.tied_embeddings:
-            self._place.pop(model.traits.head_name, None)
-        self._held: tuple[str, dict[str, torch.Tensor]] = ("", {})
+    def __init__(
+        self,
+        place: Mapping[str, str],
+        shapes: Mapping[str, tuple[int, ...]],
+        parts: Callable[[str], Mapping[str, torch.Tensor]],
+    ) -> None:
+        """``place``: name → where it is stored. ``parts``: reads a place; its tensors by their names, on the CPU, in
+        the dtype of the checkpoint."""
+        self._place, self._shapes, self._parts = place, shapes, parts
+        self._held: tuple[str, Mapping[str, torch.Tensor]] = ("", {})
 
     def names(self) -> Sequence[str]:
-        """Names on disk."""
+        """In this order, each place is read once."""
         return list(self._place)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -61,14 +58,33 @@ class _Source(TensorSource):
         return self._shapes[name]
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor, in the dtype of the checkpoint."""
+        """The whole tensor."""
         place = self._place[name]
         if self._held[0] != place:
             self._held = ("", {})  # frees it before the next one is read
-            tensor = self._stored[place].read()
-            parts = {name: tensor} if self._model is None else dict(experts.split_experts(self._model, place, tensor))
-            self._held = (place, parts)
+            self._held = (place, self._parts(place))
         return self._held[1][name]
+
+
+def _source(model: ModelSpec | None, found: Mapping[str, StoredTensor]) -> HeldSource:
+    """The tensors of one kind. ``model``: None for adapters, whose names stay."""
+    stored = {plain_name(name): tensor for name, tensor in found.items()}
+    place: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in stored.items():
+        on_disk = {name: tensor.shape} if model is None else experts.shapes_on_disk(model, name, tensor.shape)
+        shapes |= on_disk
+        place |= dict.fromkeys(on_disk, name)
+    if model is not None and model.is_encoder_decoder:
+        encoder_decoder.drop_copies(place)
+    if model is not None and model.tied_embeddings:
+        place.pop(model.traits.head_name, None)
+
+    def parts(name: str) -> Mapping[str, torch.Tensor]:
+        tensor = stored[name].read()
+        return {name: tensor} if model is None else dict(experts.split_experts(model, name, tensor))
+
+    return HeldSource(place, shapes, parts)
 
 
 def hyperparameters(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -76,10 +92,17 @@ def hyperparameters(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     return [{key: group[key] for key in ("lr", "betas", "eps", "weight_decay") if key in group} for group in groups]
 
 
-def require_one_step(path: Path, steps: Collection[int]) -> None:
-    """Raises CheckpointError if parameters say different step counts of their Adam, or an impossible one."""
-    if len(steps) > 1 or any(not 0 <= step <= LARGEST for step in steps):
-        raise CheckpointError(f"{path} says {sorted(steps)} steps of one Adam; take another checkpoint")
+def one_step(path: Path, steps: Iterable[int | None]) -> int | None:
+    """Adam's step count; None where nothing says it. Raises CheckpointError if parameters or ranks say different ones,
+    or an impossible one."""
+    found = set(steps)
+    if len(found) > 1 or not all(0 <= (step or 0) <= LARGEST for step in found):
+        said = " and ".join(map(str, sorted(step or 0 for step in found)))
+        raise CheckpointError(
+            f"{path} has files whose Adam made {said} steps: ranks wrote different steps into it, or it is "
+            f"damaged; take another checkpoint"
+        )
+    return next(iter(found), None)
 
 
 def plain_name(name: str) -> str:

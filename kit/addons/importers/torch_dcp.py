@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import zipfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,8 @@ from pathlib import Path
 import torch
 
 from kit.addons.importers.stored import StoredState, StoredTensor, described
-from kit.addons.importers.tensors import MOMENTS, require_one_step
-from kit.addons.importers.torch_dist import Checkpoint, WriteBlock, write_blocks
+from kit.addons.importers.tensors import MOMENTS, one_step
+from kit.addons.importers.torch_dist import Block, Checkpoint, block_of, verify_archive, write_blocks
 from kit.engines.huggingface.models import check_tensors, tensor_shapes
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
@@ -47,9 +46,8 @@ def read_distributed(directories: Sequence[Path]) -> StoredState:
     missing = [name for name in (*(kind.value for kind in MOMENTS), "step") if not by_kind.get(name)]
     if missing:
         return StoredState(weights, notes=(f"Adam's {' and '.join(missing)} is missing: weights only",))
-    steps = {int(tensor.read()) for tensor in by_kind["step"].values()}
-    require_one_step(directories[-1], steps)
-    counters = dataclasses.replace(START, step=min(steps), optimizer_steps=min(steps))
+    steps = one_step(directories[-1], (int(tensor.read()) for tensor in by_kind["step"].values())) or 0
+    counters = dataclasses.replace(START, step=steps, optimizer_steps=steps)
     return StoredState(weights, {kind: by_kind[kind.value] for kind in MOMENTS}, counters)
 
 
@@ -70,32 +68,24 @@ def verify_archives(directory: Path) -> None:
             with described(path, "torch.distributed.checkpoint"):
                 Checkpoint(path.parent).verify()
         if path.suffix in (".pt", ".bin") and path.is_file():
-            damaged = None
-            try:
-                if zipfile.is_zipfile(path):
-                    with zipfile.ZipFile(path) as archive:
-                        damaged = archive.testzip()
-            except Exception as error:  # a damaged archive may raise anything, is_zipfile too
-                damaged = str(error)[:200]
-            if damaged is not None:
-                raise CheckpointError(f"{path} is damaged ({damaged}); copy the checkpoint again")
+            verify_archive(path)
 
 
 def write_distributed(opened: Opened, directory: Path, dtype: torch.dtype, path: Path) -> None:
     """Write a checkpoint of torch.distributed.checkpoint in fp32, with the keys of ``{"model": …, "optimizer": …}`` as
     torch's ``get_state_dict`` returns them, without ``param_groups``. Raises CheckpointError."""
     shapes = tensor_shapes(opened.model)
-    blocks = []
+    blocks: list[Block] = []
     for kind, source in opened.sources.items():
         check_tensors(shapes, source)
         for name, shape in shapes.items():
             state = f"optimizer.state.{name}"
             key = f"model.{name}" if kind is StateKind.MASTER else f"{state}.{kind.value}"
             read = partial(_in_fp32, source, name)
-            blocks.append(WriteBlock(key, shape, (0,) * len(shape), shape, torch.float32, read))
+            blocks.append(block_of(key, shape, (0,) * len(shape), shape, torch.float32, read))
             if kind is StateKind.EXP_AVG:
                 steps = partial(torch.tensor, float(opened.counters.optimizer_steps))
-                blocks.append(WriteBlock(f"{state}.step", (), (), (), torch.float32, steps))
+                blocks.append(block_of(f"{state}.step", (), (), (), torch.float32, steps))
     write_blocks(directory, blocks=blocks, common=None)
 
 

@@ -3,23 +3,22 @@
 A checkpoint is a directory with the files of torch.distributed.checkpoint, ``common.pt`` (all values that are not
 sharded) and ``metadata.json`` (the format): megatron-core, dist_checkpointing/core.py and strategies/torch.py.
 megatron-core's own writer spawns processes and copies all tensors; its reader needs the whole model at once. This
-module works in any number of processes.
+module does neither.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -53,48 +52,37 @@ COMMON = "common.pt"
 _FILE_BYTES = GIB
 
 
-@dataclass(frozen=True)
-class WriteBlock:
-    """One block of the tensor ``key`` to write, and a function that returns it."""
-
-    key: str
-    shape: tuple[int, ...]
-    """Shape of the whole tensor."""
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-    read: Callable[[], torch.Tensor]
-    """Returns the block, on any device. Called once, when the block is written."""
+Block = tuple[WriteItem, Callable[[], torch.Tensor]]
+"""One block of a tensor to write, and a function that returns it, on any device; it is called once, when the block is
+written."""
 
 
-def write_blocks(
-    directory: Path,
-    group: dist.ProcessGroup | None = None,
-    *,
-    blocks: Sequence[WriteBlock],
-    common: Mapping[str, Any] | None,
-) -> None:
-    """Collective over ``group`` (None: all ranks; without torch.distributed: this process). Write a checkpoint.
-    ``common``: None for torch's format alone, without the files that Megatron adds.
+def block_of(
+    key: str,
+    shape: tuple[int, ...],
+    offsets: tuple[int, ...],
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    read: Callable[[], torch.Tensor],
+) -> Block:
+    """The block of ``sizes`` at ``offsets`` of the tensor ``key``, whose whole has ``shape``."""
+    chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+    data = TensorWriteData(chunk=chunk, properties=TensorProperties(dtype=dtype), size=torch.Size(shape))
+    return WriteItem(MetadataIndex(key, torch.Size(offsets)), WriteItemType.SHARD, tensor_data=data), read
 
-    ``directory`` is empty, on a file system that all ranks see. May run in a
-    thread if no other thread uses ``group``.
-    Raises CheckpointError or OSError.
+
+def write_blocks(directory: Path, *, blocks: Sequence[Block], common: Mapping[str, Any] | None) -> None:
+    """Write a checkpoint into an empty directory, in this process alone. ``common``: None for torch's format alone,
+    without the files that Megatron adds. Raises CheckpointError or OSError.
     """
     try:
-        state_dict_saver.save(
-            {},
-            storage_writer=_Writer(directory),
-            planner=_SavePlanner(blocks),
-            process_group=group,
-            no_dist=not dist.is_initialized(),
-        )
+        state_dict_saver.save({}, storage_writer=_Writer(directory), planner=_SavePlanner(blocks), no_dist=True)
     except CheckpointException as error:  # a BaseException with the errors of all ranks
         if any(isinstance(failure[0], KeyboardInterrupt) for failure in error.failures.values()):
             raise KeyboardInterrupt from error
         causes = [f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()]
         raise CheckpointError(f"{directory} could not be written: {'; '.join(causes)}") from error
-    if common is not None and (not dist.is_initialized() or dist.get_rank(group) == 0):
+    if common is not None:
         from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
         torch.save(dict(common), directory / COMMON)
@@ -135,16 +123,7 @@ class Checkpoint:
 
         Raises CheckpointError that names the damaged file."""
         for info in (self._metadata.storage_data or {}).values():
-            path = self.directory / Path(info.relative_path).name
-            try:
-                with path.open("rb") as file:
-                    file.seek(info.offset)
-                    part = io.BytesIO(file.read(info.length))
-                damaged = zipfile.ZipFile(part).testzip() if zipfile.is_zipfile(part) else None
-            except Exception as error:  # a damaged archive may raise anything
-                damaged = str(error)[:200]
-            if damaged is not None:
-                raise CheckpointError(f"{path} is damaged ({damaged}); copy the checkpoint again")
+            verify_archive(self.directory / Path(info.relative_path).name, info.offset, info.length)
 
     def common(self) -> dict[str, Any]:
         """Plain values of ``common.pt``; empty without that file. Raises CheckpointError."""
@@ -213,6 +192,20 @@ class Checkpoint:
         }
 
 
+def verify_archive(path: Path, offset: int = 0, length: int = -1) -> None:
+    """Compare a part of a file, which ``torch.save`` wrote, with the CRC-32 of its parts, which torch does not compare.
+    Raises CheckpointError that names the damaged file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            part = file if length < 0 else io.BytesIO(file.read(length))
+            damaged = zipfile.ZipFile(part).testzip() if zipfile.is_zipfile(part) else None
+    except Exception as error:  # a damaged archive may raise anything, is_zipfile too
+        damaged = str(error)[:200]
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged ({damaged}); copy the checkpoint again")
+
+
 def _param_groups(node: Any) -> Iterator[dict[str, Any]]:
     """The parameter groups of one or several optimizers."""
     if isinstance(node, dict) and isinstance(node.get("param_groups"), list):
@@ -242,34 +235,32 @@ class _Writer(filesystem.FileSystemWriter):
 
 
 def _of_about(most_bytes: int, items: Sequence[WriteItem]) -> list[list[WriteItem]]:
-    """The items in order, in lists of at most so many bytes, or of one larger item."""
-    lists: list[list[WriteItem]] = [[]]
-    held = 0
-    for item in items:
-        assert item.tensor_data is not None
-        size = item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
-        if lists[-1] and held + size > most_bytes:
-            lists.append([])
-            held = 0
-        lists[-1].append(item)
-        held += size
-    return lists
+    """The items in order, in lists of about so many bytes, or of one larger item."""
+    ends = itertools.accumulate(map(_bytes, items))
+    lists = itertools.groupby(zip(items, ends, strict=True), key=lambda each: each[1] // most_bytes)
+    return [[item for item, _ in same] for _, same in lists]
+
+
+def _bytes(item: WriteItem) -> int:
+    assert item.tensor_data is not None
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
 
 
 class _SavePlanner(DefaultSavePlanner):
     """Saves given blocks instead of a state dict."""
 
-    def __init__(self, blocks: Sequence[WriteBlock]) -> None:
+    def __init__(self, blocks: Sequence[Block]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._blocks = {MetadataIndex(block.key, torch.Size(block.offsets)): block for block in blocks}
-        assert len(self._blocks) == len(blocks)
+        self._items = [item for item, _ in blocks]
+        self._reads = {item.index: read for item, read in blocks}
+        assert len(self._reads) == len(blocks)
 
     def create_local_plan(self) -> SavePlan:
-        return SavePlan([_write_item(index, block) for index, block in self._blocks.items()])
+        return SavePlan(self._items)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        block = self._blocks[write_item.index]
-        return block.read().reshape(block.sizes)
+        assert write_item.tensor_data is not None
+        return self._reads[write_item.index]().reshape(write_item.tensor_data.chunk.sizes)
 
 
 class _LoadPlanner(DefaultLoadPlanner):
@@ -281,15 +272,3 @@ class _LoadPlanner(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         return self._block
-
-
-def _write_item(index: MetadataIndex, block: WriteBlock) -> WriteItem:
-    return WriteItem(
-        index=index,
-        type=WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
-            chunk=ChunkStorageMetadata(offsets=torch.Size(block.offsets), sizes=torch.Size(block.sizes)),
-            properties=TensorProperties(dtype=block.dtype),
-            size=torch.Size(block.shape),
-        ),
-    )

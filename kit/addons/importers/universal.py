@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from kit.addons.importers import deepspeed
-from kit.addons.importers.stored import StoredState, StoredTensor, described
-from kit.addons.importers.tensors import MOMENTS, require_one_step
+from kit.addons.importers.stored import StoredState, StoredTensor, described, tagged
+from kit.addons.importers.tensors import MOMENTS, one_step
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
@@ -29,7 +29,7 @@ FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind
 
 def universal_directory(directory: Path) -> Path | None:
     """``directory`` if it is a universal checkpoint, or the one in it that ``latest_universal`` names."""
-    candidates = deepspeed.tagged(directory, "latest_universal")
+    candidates = tagged(directory, "latest_universal")
     return next((each for each in candidates if any(each.glob(f"zero/*/{FILES[StateKind.MASTER]}"))), None)
 
 
@@ -55,11 +55,9 @@ def read_universal(directory: Path) -> StoredState:
             raise CheckpointError(
                 f"{directory}/zero/{lost[0]} has no {FILES[kind]}; copy the checkpoint again, complete"
             )
-    require_one_step(directory, steps)
-    if not steps:
-        steps = _steps_beside(directory)
-    missing = [FILES[kind] for kind in MOMENTS if not found[kind]] or ([] if steps else ["step.pt"])
-    taken = 0 if missing else max(steps)
+    said = one_step(directory, steps or _steps_beside(directory))
+    missing = [FILES[kind] for kind in MOMENTS if not found[kind]] or (["step.pt"] if said is None else [])
+    taken = 0 if missing else said or 0
     step = max(step, taken)
     counters = dataclasses.replace(START, step=step, samples_seen=samples if step else 0, optimizer_steps=taken)
     notes = (f"without {' and '.join(missing)}: weights only",) if missing else ()

@@ -15,8 +15,8 @@ import torch
 
 from kit.addons.importers import torch_dist
 from kit.addons.importers.megatron.names import WEIGHT, stored_location
-from kit.addons.importers.megatron.source import MegatronSource, shard_shape
-from kit.addons.importers.torch_dist import Checkpoint, WriteBlock
+from kit.addons.importers.megatron.source import megatron_source, shard_shape
+from kit.addons.importers.torch_dist import Block, Checkpoint, block_of
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_tensors, tensor_shapes
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
@@ -45,7 +45,7 @@ def source_of(checkpoint: Checkpoint, kind: StateKind, model: ModelSpec, lora: L
         block = checkpoint.block(where.key, *where.block(shape), padded=vocabulary)
         return [block.reshape(shape)]
 
-    return MegatronSource(model, params, names, kind, whole)
+    return megatron_source(model, params, names, kind, whole)
 
 
 def write_checkpoint(
@@ -72,7 +72,7 @@ def _blocks(
     shapes: Mapping[str, Shape],
     sources: Mapping[StateKind, TensorSource],
     kinds: Sequence[tuple[str, StateKind, torch.dtype]],
-) -> Iterator[WriteBlock]:
+) -> Iterator[Block]:
     for mapped in mapped_params(weight_map(model), model):
         shapes_on_disk = [shapes[name] for name in mapped.hugging_face]
         shape = shard_shape(mapped.sharding, shapes_on_disk, model)
@@ -80,7 +80,7 @@ def _blocks(
             dtype = torch.float32 if mapped.frozen else dtype
             where = stored_location(mapped.megatron, stored_kind, model)
             read = partial(_put_together, sources[kind], mapped, shapes_on_disk, shape, model, dtype)
-            yield WriteBlock(where.key, *where.block(shape), dtype, read)
+            yield block_of(where.key, *where.block(shape), dtype, read)
 
 
 def _put_together(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from kit.addons.importers.megatron import offline
 from kit.addons.importers.megatron.names import PREFIXES
 from kit.addons.importers.megatron.torch_format import TorchFormat
 from kit.addons.importers.model_of import adapters_of_run, model_of
-from kit.addons.importers.stored import FoundState, StoredState, described
+from kit.addons.importers.stored import FoundState, StoredState, described, found_in, tagged
 from kit.addons.importers.tensors import MOMENTS
 from kit.addons.importers.torch_dcp import verify_archives
 from kit.engines.protocol import StateKind
@@ -30,21 +29,17 @@ def recognise_megatron(path: Path) -> FoundState | None:
     directory = torch_dist_directory(path)
     if directory is None or not any((directory / name).exists() for name in ("common.pt", "metadata.json")):
         return None
-    return FoundState("Megatron: torch_dist", directory, state=partial(_state, directory))
+    return found_in(directory, "Megatron: torch_dist", _state)
 
 
 def torch_dist_directory(path: Path) -> Path | None:
     """The directory with torch.distributed's files: ``path``, or Megatron-LM's newest checkpoint in it; None if there
     is none."""
-    return next((each for each in (path, *_tracked(path)) if (each / ".metadata").is_file()), None)
+    return next((each for each in tagged(path, TRACKER, _folder) if (each / ".metadata").is_file()), None)
 
 
-def _tracked(path: Path) -> list[Path]:
-    tracker = path / TRACKER
-    if not tracker.is_file():
-        return []
-    newest = tracker.read_text(encoding="utf-8", errors="replace").strip()[:100]
-    return [path / (f"iter_{int(newest):07d}" if newest.isdecimal() else Path(newest or ".").name)]
+def _folder(newest: str) -> str:
+    return f"iter_{int(newest):07d}" if newest.isdecimal() else newest
 
 
 def _state(directory: Path) -> StoredState:
@@ -102,10 +97,8 @@ def write_megatron(opened: Opened, directory: Path, dtype: torch.dtype, path: Pa
 
 def recognise_torch_format(path: Path) -> FoundState | None:
     """A checkpoint of the old format, or a directory whose newest one is."""
-    for directory in (path, *_tracked(path)):
-        if any((each / "model_optim_rng.pt").is_file() for each in directory.glob("mp_rank_*")):
-            return FoundState("Megatron-LM: old torch format", directory, state=partial(_torch_state, directory))
-    return None
+    old = (each for each in tagged(path, TRACKER, _folder) if any(each.glob("mp_rank_*/model_optim_rng.pt")))
+    return found_in(next(old, None), "Megatron-LM: old torch format", _torch_state)
 
 
 def open_old(path: Path, found: FoundState, model: str | None) -> Opened:

@@ -6,60 +6,47 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from kit.addons.importers.tensors import HeldSource
 from kit.engines.megatron.weights import ParamMapping
 from kit.engines.megatron.weights.sharding import Shape, Sharding
 from kit.engines.protocol import StateKind, TensorSource
-from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 
 Shards = Callable[[ParamMapping, list[Shape]], list[torch.Tensor]]
 """(parameter, shapes of its Hugging Face tensors) → its part of each tensor-parallel rank. Raises CheckpointError."""
 
 
-class MegatronSource(TensorSource):
-    """One kind of state under Hugging Face names. The weight map's rules join and split the parameters; the shards of
-    one parameter are in memory at a time."""
+def megatron_source(
+    model: ModelSpec,
+    params: Iterable[ParamMapping],
+    shapes: Mapping[str, Shape],
+    kind: StateKind,
+    shards: Shards,
+) -> TensorSource:
+    """One kind of state under Hugging Face names. The weight map's rules join and split the parameters. ``shapes``:
+    Hugging Face name → shape of the whole tensor."""
+    own = {mapped.megatron: mapped for mapped in params}
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        params: Iterable[ParamMapping],
-        shapes: Mapping[str, Shape],
-        kind: StateKind,
-        shards: Shards,
-    ) -> None:
-        """``shapes``: Hugging Face name → shape of the whole tensor."""
-        self._model, self._shapes, self._kind, self._shards = model, shapes, kind, shards
-        self._place = {name: (mapped, i) for mapped in params for i, name in enumerate(mapped.hugging_face)}
-        self._held: tuple[str, list[torch.Tensor]] = ("", [])
+    def parts(name: str) -> Mapping[str, torch.Tensor]:
+        names, sharding = own[name].hugging_face, own[name].sharding
+        if own[name].frozen and kind is not StateKind.MASTER:
+            return {each: torch.zeros(shapes[each]) for each in names}
+        of_each = [shapes[each] for each in names]
+        return dict(zip(names, _joined(sharding, of_each, model, shards(own[name], of_each)), strict=True))
 
-    def names(self) -> Sequence[str]:
-        """All Hugging Face names of the model. In this order, each Megatron parameter is read once."""
-        return list(self._place)
+    return HeldSource({each: name for name, mapped in own.items() for each in mapped.hugging_face}, shapes, parts)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
-        return self._shapes[name]
 
-    def read(self, name: str) -> torch.Tensor:
-        """The whole tensor, in the dtype on disk. Raises CheckpointError."""
-        if name not in self._place:
-            raise CheckpointError(f"tensor {name} is not one of {self._model.name}'s")
-        mapped, index = self._place[name]
-        if mapped.frozen and self._kind is not StateKind.MASTER:
-            return torch.zeros(self._shapes[name])
-        shapes = [self._shapes[each] for each in mapped.hugging_face]
-        if self._held[0] != mapped.megatron:
-            self._held = ("", [])  # frees them before the next ones are read
-            self._held = (mapped.megatron, self._shards(mapped, shapes))
-        shards = self._held[1]
-        full = torch.empty(shapes[index], dtype=shards[0].dtype)
-        for rank, shard in enumerate(shards):
-            for piece in mapped.sharding.slices(shapes, self._model, len(shards), rank):
-                if piece.tensor == index:
-                    block = shard.narrow(piece.dim, piece.at, piece.length)
-                    (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length).copy_(block)
-        return full
+def _joined(
+    sharding: Sharding, shapes: list[Shape], model: ModelSpec, shards: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The Hugging Face tensors of a parameter, from all of its shards."""
+    whole = [torch.empty(shape, dtype=shards[0].dtype) for shape in shapes]
+    for rank, shard in enumerate(shards):
+        for piece in sharding.slices(shapes, model, len(shards), rank):
+            full = whole[piece.tensor].t() if piece.transposed else whole[piece.tensor]
+            full.narrow(piece.dim, piece.start, piece.length).copy_(shard.narrow(piece.dim, piece.at, piece.length))
+    return whole
 
 
 def shard_shape(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec, tp: int = 1, rank: int = 0) -> Shape:

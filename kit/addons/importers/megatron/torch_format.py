@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from kit.addons.importers.megatron.source import MegatronSource, shard_shape
+from kit.addons.importers.megatron.source import megatron_source, shard_shape
 from kit.addons.importers.opaque import Opaque, unknown_names
-from kit.addons.importers.tensors import MOMENTS, hyperparameters
+from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
@@ -102,15 +102,10 @@ class TorchFormat:
         self.arguments, self.iteration = first.arguments, first.iteration
         self._require_one_iteration()
         self.notes = tuple(sorted({file.note for file in self._files.values() if file.note}))
-        steps = frozenset().union(*(file.steps for file in self._files.values()))
-        if len(steps) > 1:
-            raise CheckpointError(
-                f"{directory} has files whose Adam made {' and '.join(map(str, sorted(steps)))} steps: ranks wrote "
-                f"different steps into it; take another checkpoint"
-            )
-        if not steps and not self.notes:
+        steps = one_step(directory, frozenset().union(*(file.steps for file in self._files.values())))
+        if steps is None and not self.notes:
             self.notes = ("Adam's step is missing: weights only",)
-        self.optimizer_steps = next(iter(steps)) if not self.notes else 0
+        self.optimizer_steps = 0 if self.notes else steps or 0
         self.hyperparameters = first.hyperparameters if not self.notes else []
         self._places = self._by_name()
 
@@ -121,7 +116,9 @@ class TorchFormat:
         self._require_model(model)
         params, shapes = list(mapped_params(weight_map(model), model)), tensor_shapes(model)
         kinds = (StateKind.MASTER,) if self.notes else (StateKind.MASTER, *MOMENTS)
-        return {kind: MegatronSource(model, params, shapes, kind, partial(self._shards, model, kind)) for kind in kinds}
+        return {
+            kind: megatron_source(model, params, shapes, kind, partial(self._shards, model, kind)) for kind in kinds
+        }
 
     def _shards(
         self, model: ModelSpec, kind: StateKind, mapped: ParamMapping, shapes: list[Shape]
