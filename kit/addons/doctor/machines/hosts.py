@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT)
         "names": list(hosts),
         "ports": [port],
     }
-    with _mark(rundir if len(places) > 1 else None) as mark:
+    with contextlib.ExitStack() as until:
+        mark = _mark(rundir, until) if rundir and len(places) > 1 else None
         if mark is not None:
             request["paths"].append(str(mark))
         facts, results = all_facts(places, request)
@@ -59,22 +60,15 @@ def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT)
     return merged(results)
 
 
-@contextlib.contextmanager
-def _mark(rundir: RunDirectory | None) -> Iterator[Path | None]:
-    """A temporary file in the run directory, with which hosts check that they share the file system."""
-    if rundir is None:
-        yield None
-        return
+def _mark(rundir: RunDirectory, until: contextlib.ExitStack) -> Path | None:
+    """A temporary file in the run directory, with which hosts check that they share the file system. None if it cannot
+    be written, which another check reports."""
     path = rundir.path / f".kit-doctor-{secrets.token_hex(6)}"
-    try:
+    with contextlib.suppress(OSError):
         path.write_text("seen", encoding="ascii")
-    except OSError:
-        yield None  # another check reports the directory
-        return
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+        until.callback(path.unlink, missing_ok=True)
+        return path
+    return None
 
 
 def _shared(seen: dict[str, str | None], mark: Path) -> list[CheckResult]:
