@@ -135,9 +135,8 @@ def digest(path: Path) -> str | None:
         size = path.stat().st_size
         with path.open("rb") as stream:
             read = hashlib.sha256(stream.read(HASHED_BYTES))
-            if size > HASHED_BYTES:
-                stream.seek(max(HASHED_BYTES, size - HASHED_BYTES))
-                read.update(stream.read(HASHED_BYTES))
+            stream.seek(max(HASHED_BYTES, size - HASHED_BYTES))
+            read.update(stream.read(HASHED_BYTES))
     except FileNotFoundError:
         return None
     return f"{size}-{read.hexdigest()[:16]}"

@@ -29,21 +29,20 @@ def disk_speed(directory: Path, size_bytes: int) -> dict[str, float]:
     block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to a page, as direct I/O asks
     block.write(os.urandom(1 << 20) * (BLOCK_BYTES >> 20))
     blocks = max(1, size_bytes // BLOCK_BYTES)
-    with tempfile.NamedTemporaryFile(dir=directory, prefix=".kit-doctor-") as file:
-        descriptor = os.open(file.name, os.O_RDWR | os.O_DIRECT)
-        try:
-            begin = time.perf_counter()
-            for _ in range(blocks):
-                os.write(descriptor, block)
-            os.fsync(descriptor)
-            written = time.perf_counter() - begin
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            begin = time.perf_counter()
-            for _ in range(blocks):
-                os.readv(descriptor, [block])
-            read = time.perf_counter() - begin
-        finally:
-            os.close(descriptor)
+    with (
+        tempfile.NamedTemporaryFile(dir=directory, prefix=".kit-doctor-") as file,
+        open(os.open(file.name, os.O_RDWR | os.O_DIRECT), "r+b", buffering=0) as disk,
+    ):
+        begin = time.perf_counter()
+        for _ in range(blocks):
+            disk.write(block)
+        os.fsync(disk)
+        written = time.perf_counter() - begin
+        disk.seek(0)
+        begin = time.perf_counter()
+        for _ in range(blocks):
+            disk.readinto(block)
+        read = time.perf_counter() - begin
     return {"write": blocks * BLOCK_BYTES / written / 1e9, "read": blocks * BLOCK_BYTES / read / 1e9}
 
 
