@@ -18,14 +18,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kit.addons.importers.opaque import Opaque
-from kit.addons.importers.stored import StoredState, StoredTensor, described, tagged
+from kit.addons.importers.stored import StoredState, StoredTensor, described, tagged, zeros
 from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
@@ -125,18 +124,15 @@ def _read(directory: Path) -> StoredState:
     if not kinds.issuperset(MOMENTS) or steps is None:
         missing = [kind.value for kind in MOMENTS if kind not in kinds] or ["step"]
         notes.append(f"Adam's {' and '.join(missing)} is missing: weights only")
+    frozen = _frozen(states, own, flat)
     whole: dict[StateKind, dict[str, StoredTensor]] = {}
     for kind in (StateKind.MASTER, *(MOMENTS if not notes else ())):
         groups = [state.groups[kind] for state in ranks_states]
         parts = _cut_parameters(shapes, groups) if stage == 3 else _cut_groups(shapes, groups, ranks_states)
-        whole[kind] = {name: _joined(name, flat[name], parts[name]) for name in flat}
-    frozen = _frozen(states, own, flat)
+        others = frozen if kind is StateKind.MASTER else {name: zeros(tensor.shape) for name, tensor in frozen.items()}
+        whole[kind] = {name: _joined(name, flat[name], parts[name]) for name in flat} | others
     if frozen:
         notes.append(f"{len(frozen)} tensors were frozen and have no moments; zeros stand for these")
-    for kind in whole:
-        for name, tensor in frozen.items():
-            zeros = partial(torch.zeros, tensor.shape)
-            whole[kind][name] = tensor if kind is StateKind.MASTER else StoredTensor(tensor.shape, torch.float32, zeros)
     buffers = {name: own[name] for name in first.get("buffer_names") or () if name in own}
     weights = whole.pop(StateKind.MASTER) | buffers
     counters = dataclasses.replace(counters, optimizer_steps=min(steps or 0, step) if whole else 0)

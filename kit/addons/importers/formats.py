@@ -69,16 +69,14 @@ def _distributed(path: Path) -> FoundState | None:
 
 
 def _peft(path: Path) -> FoundState | None:
-    if not (path / peft.CONFIG).is_file():
-        return None
     stems = ("adapter_model.safetensors", "adapter_model.bin")
-    return FoundState("peft: adapters", path, state=lambda: read_weights(weight_files(path, *stems)))
+    directory = path if (path / peft.CONFIG).is_file() else None
+    return found_in(directory, "peft: adapters", lambda found: read_weights(weight_files(found, *stems)))
 
 
 def _file(path: Path) -> FoundState | None:
-    if not path.is_file():
-        return None
-    return FoundState("one file of tensors", path, state=lambda: read_weights(dict.fromkeys(file_names(path), path)))
+    file = path if path.is_file() else None
+    return found_in(file, "one file of tensors", lambda found: read_weights(dict.fromkeys(file_names(found), found)))
 
 
 FILE = Format("file", "*.safetensors as a file", _file, priority=1)

@@ -32,6 +32,11 @@ class StoredTensor:
     """Returns the whole tensor, on the CPU."""
 
 
+def zeros(shape: tuple[int, ...]) -> StoredTensor:
+    """What stands for the moments of a tensor that has none."""
+    return StoredTensor(shape, torch.float32, partial(torch.zeros, shape))
+
+
 @dataclass(frozen=True)
 class StoredState:
     """The tensors of a checkpoint, under the names of the modules of the program that wrote it."""

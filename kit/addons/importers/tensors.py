@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kit.addons.importers.stored import StoredState, StoredTensor
+from kit.addons.importers.stored import StoredState, StoredTensor, zeros
 from kit.engines.huggingface import encoder_decoder, experts
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.protocol import StateKind, TensorSource
@@ -26,11 +25,7 @@ _WRAPPERS = re.compile(r"^(?:module\.)+|(?:^|(?<=\.))_orig_mod\.|(?<=lora_[AB]\.
 def sources(state: StoredState, model: ModelSpec, adapters: bool = False) -> dict[StateKind, TensorSource]:
     """The tensors of each kind under the names on disk of ``model``, or of its adapters."""
     kinds = {StateKind.MASTER: state.weights, **state.moments}
-    buffers = {  # they have no moments
-        name: StoredTensor(tensor.shape, torch.float32, partial(torch.zeros, tensor.shape))
-        for name, tensor in state.weights.items()
-        if is_buffer(name)
-    }
+    buffers = {name: zeros(tensor.shape) for name, tensor in state.weights.items() if is_buffer(name)}
     return {kind: _source(None if adapters else model, buffers | dict(found)) for kind, found in kinds.items()}
 
 

@@ -166,13 +166,18 @@ class Checkpoint:
                     f"model; use a checkpoint of the same model"
                 )
         chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
-        items = create_read_items_for_chunk_list(key, found, [chunk])
+        items = [
+            dataclasses.replace(item, dest_index=MetadataIndex(key))  # the block, of no offset
+            for item in create_read_items_for_chunk_list(key, found, [chunk])
+        ]
         if sum(item.lengths.numel() for item in items) != chunk.sizes.numel():
             raise CheckpointError(f"tensor {key} is not complete in the checkpoint; write or copy it again")
         block = torch.empty(sizes, dtype=found.properties.dtype)
+        planner = DefaultLoadPlanner(flatten_state_dict=False)
+        planner.set_up_planner({key: block}, self._metadata)
         try:
             self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-            self._reader.read_data(LoadPlan(items), _LoadPlanner(block)).wait()
+            self._reader.read_data(LoadPlan(items), planner).wait()
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
             raise CheckpointError(
                 f"{self.directory} cannot be read ({' '.join(str(error).split())[:300]}); copy it again, complete"
@@ -261,14 +266,3 @@ class _SavePlanner(DefaultSavePlanner):
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         assert write_item.tensor_data is not None
         return self._reads[write_item.index]().reshape(write_item.tensor_data.chunk.sizes)
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    """Reads into one block."""
-
-    def __init__(self, block: torch.Tensor) -> None:
-        super().__init__()
-        self._block = block
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        return self._block

@@ -36,18 +36,17 @@ def universal_directory(directory: Path) -> Path | None:
 def read_universal(directory: Path) -> StoredState:
     """Open a universal checkpoint. Raises CheckpointError for parameters without a file of each kind that others have,
     mixed steps and damaged files."""
-    found: dict[StateKind, dict[str, StoredTensor]] = {kind: {} for kind in FILES}
-    steps = set()
     with described(directory, "ds_to_universal.py"):
         folders = sorted(each for each in (directory / "zero").iterdir() if each.is_dir())
         settings = {} if not (files := deepspeed.deepspeed_files(directory)) else deepspeed.load_file(files[0])
         shapes = {name: tuple(shape) for group in settings.get("param_shapes") or () for name, shape in group.items()}
-        for folder in folders:
-            for kind, name in FILES.items():
-                if (folder / name).is_file():
-                    found[kind][folder.name] = _stored(folder / name, shapes.get(folder.name))
-            if (folder / "step.pt").is_file():
-                steps.add(int(load_safely(folder / "step.pt")))
+        found = {
+            kind: {
+                each.name: _stored(each / file, shapes.get(each.name)) for each in folders if (each / file).is_file()
+            }
+            for kind, file in FILES.items()
+        }
+        steps = {int(load_safely(path)) for each in folders if (path := each / "step.pt").is_file()}
         ranks, step = int(settings.get("dp_world_size") or 0), int(settings.get("global_steps") or 0)
         samples = int(settings.get("global_samples") or 0)
     for kind, tensors in found.items():

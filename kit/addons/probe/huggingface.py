@@ -59,7 +59,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
         compute_dtype = torch.bfloat16 if job.precision != "fp32" else None
         split = fsdp.FsdpModel(model, layout.zero_stage, compute_dtype, torch.device("cpu"), mesh)
     parameters = list(model.parameters())
-    local = [_local(parameter) for parameter in parameters]
+    local = [fsdp.local_shard(parameter) for parameter in parameters]
     live.leave_out(local)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in trained:
@@ -84,7 +84,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     kept = live.now - begin
     loss.backward()
     activations = live.peak - begin
-    gradients = storage_bytes(_local(p.grad) for p in parameters if p.grad is not None)
+    gradients = storage_bytes(fsdp.local_shard(p.grad) for p in parameters if p.grad is not None)
     return MemorySnapshot(
         weights=storage_bytes(local),
         gradients=gradients,
@@ -99,9 +99,4 @@ def _gradient(parameter: torch.Tensor, live: LiveBytes, engine: str) -> None:
     if engine == "deepspeed":
         parameter.grad = None  # DeepSpeed copies the gradient to a bucket and frees it
         return
-    live.leave_out([_local(parameter.grad)])
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
+    live.leave_out([fsdp.local_shard(parameter.grad)])

@@ -9,11 +9,13 @@ Transformer Engine's fused layers, also with megatron-core's local layers (model
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kit.engines.protocol import StateKind
 from kit.specs.model import ModelSpec
 
+_LAYER, _EXPERT = re.compile(r"decoder\.layers\.(\d+)\."), re.compile(r"\blocal_experts\.(\d+)\.")
 _FUSED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
@@ -44,22 +46,19 @@ class StoredLocation:
 
 def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
     """Location of one kind of state of a parameter. ``name`` counts layers and experts over the whole model."""
-    parts = name.split(".")
+    layer = _LAYER.match(name)
+    in_layer = layer is not None or "transformer_layer" in name.split(".")
+    in_dense_layer = layer is not None and not model.has_experts(int(layer[1]))
     index: list[int] = []
     counts: list[int] = []
-    in_decoder = parts[:2] == ["decoder", "layers"]
-    in_layer = in_decoder or "transformer_layer" in parts
-    in_dense_layer = in_decoder and not model.has_experts(int(parts[2]))
-    if in_decoder and not model.first_dense_layers:
-        index, counts = [int(parts.pop(2))], [model.num_layers]
-    if "local_experts" in parts:
-        place = parts.index("local_experts")
-        index.append(int(parts.pop(place + 1)))
-        counts.append(model.num_experts)
-        parts[place] = "experts"
-    key = ".".join(parts)
+    stacked = (_LAYER, "decoder.layers.", 0 if model.first_dense_layers else model.num_layers)
+    for pattern, plain, count in (stacked, (_EXPERT, "experts.", model.num_experts)):
+        if count and (number := pattern.search(name)):
+            index.append(int(number[1]))
+            counts.append(count)
+            name = name.replace(number[0], plain, 1)
     for plain, fused in _FUSED_NORMS.items():
         # Transformer Engine cannot fuse the norm before experts.
         if in_layer and (in_dense_layer or not plain.startswith("pre_mlp")):
-            key = key.replace(f".{plain}", f".{fused}")
-    return StoredLocation(PREFIXES[kind] + key, tuple(index), tuple(counts))
+            name = name.replace(f".{plain}", f".{fused}")
+    return StoredLocation(PREFIXES[kind] + name, tuple(index), tuple(counts))

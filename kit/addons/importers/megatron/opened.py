@@ -105,8 +105,7 @@ def open_old(path: Path, found: FoundState, model: str | None) -> Opened:
     """Open a checkpoint of the old format. Raises CheckpointError."""
     verify_archives(found.directory)
     spec, old = model_of(path, model), _torch_format(found.directory)
-    said = _torch_state(found.directory)
-    return Opened(spec, said.counters, old.sources(spec), notes=said.notes)
+    return Opened(spec, old.counters, old.sources(spec), notes=old.notes)
 
 
 def _torch_format(directory: Path) -> TorchFormat:
@@ -117,14 +116,6 @@ def _torch_format(directory: Path) -> TorchFormat:
 
 def _torch_state(directory: Path) -> StoredState:
     """What a checkpoint says of itself; only the model's weight map can say whose its tensors are."""
-    found = _torch_format(directory)
-    with described(found.directory, "Megatron-LM"):
-        samples = int(found.arguments.get("consumed_train_samples") or 0)
-        counters = dataclasses.replace(
-            START,
-            step=found.iteration,
-            samples_seen=samples if found.iteration else 0,
-            optimizer_steps=found.optimizer_steps,
-        )
-    layout: dict[str, int | str] = {"tp": found.tp, "pp": found.pp}
-    return StoredState({}, {}, counters, layout, found.hyperparameters, found.notes, moments_elsewhere=not found.notes)
+    old = _torch_format(directory)
+    layout: dict[str, int | str] = {"tp": old.tp, "pp": old.pp}
+    return StoredState({}, {}, old.counters, layout, old.hyperparameters, old.notes, moments_elsewhere=not old.notes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from kit.engines.protocol import StateKind, TensorSource
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
+from kit.training.counters import START
 
 FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
@@ -99,13 +100,15 @@ class TorchFormat:
                 f"checkpoints are mixed; take another one"
             )
         self._files = {rank: first if at == 0 else _read(paths[rank]) for at, rank in enumerate(wanted)}
-        self.arguments, self.iteration = first.arguments, first.iteration
-        self._require_one_iteration()
+        self.arguments = first.arguments
+        self._require_one_iteration(first)
         self.notes = tuple(sorted({file.note for file in self._files.values() if file.note}))
         steps = one_step(directory, frozenset().union(*(file.steps for file in self._files.values())))
         if steps is None and not self.notes:
             self.notes = ("Adam's step is missing: weights only",)
-        self.optimizer_steps = 0 if self.notes else steps or 0
+        samples = int(self.arguments.get("consumed_train_samples") or 0) if first.iteration else 0
+        adam = 0 if self.notes else steps or 0
+        self.counters = replace(START, step=first.iteration, samples_seen=samples, optimizer_steps=adam)
         self.hyperparameters = first.hyperparameters if not self.notes else []
         self._places = self._by_name()
 
@@ -143,12 +146,12 @@ class TorchFormat:
                 )
         return shards
 
-    def _require_one_iteration(self) -> None:
+    def _require_one_iteration(self, first: _RankFile) -> None:
         folder = re.fullmatch(r"iter_(\d+)", self.directory.name)
-        expected = int(folder[1]) if folder else self.iteration
+        expected = int(folder[1]) if folder else first.iteration
         for file in self._files.values():
             if file.iteration != expected:
-                named = "its name says" if folder else f"{next(iter(self._files.values())).path} says"
+                named = "its name says" if folder else f"{first.path} says"
                 raise CheckpointError(
                     f"{file.path} is of iteration {file.iteration} and {named} {expected}: two checkpoints are mixed; "
                     f"take another one"
@@ -225,11 +228,9 @@ def _read(path: Path) -> _RankFile:
             f"{path} says checkpoint_version {version}, in which queries, keys and values have another order; load it "
             f"with Megatron-LM and save it again"
         )
-    state, steps, hyperparameters, note = _optimizer(loaded.get("optimizer"), tensors)
     values = arguments.values if isinstance(arguments, Arguments) else {}
-    return _RankFile(
-        path, int(loaded.get("iteration") or 0), values, list(tensors), state, steps, hyperparameters, note
-    )
+    adam = _optimizer(loaded.get("optimizer"), tensors)
+    return _RankFile(path, int(loaded.get("iteration") or 0), values, list(tensors), *adam)
 
 
 _State = dict[StateKind, dict[tuple[int, str], torch.Tensor]]
