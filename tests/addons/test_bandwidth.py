@@ -19,8 +19,10 @@ RANK = """#!/bin/bash
 [ "$1" = -c ] && { printf '\neth7\n'; exit; }
 echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME ${*:2}" >> "$SEEN"
 [ -z "$FAULT" ] || { echo "Traceback"; echo "$FAULT" >&2; exit 3; }
-echo "a warning"; echo '{"all_reduce_inside": 7.0, "write": 5.0, "read": 6.0}'
+for i in {1..99}; do [ "$(wc -l < "$SEEN")" -ge "${WORLD_SIZE:-1}" ] && break; sleep 0.1; done; [ $i != 99 ] || exit 4
+echo "a warning"; [ "${RANK:-0}" != 0 ] || echo '{"all_reduce_inside": 7.0, "write": 5.0, "read": 6.0}'
 """
+"""A rank, which waits for all others as a collective does; the first one tells what was measured."""
 MEASURED = "kit.addons.doctor.machines.measurements collectives"
 
 
@@ -52,6 +54,15 @@ def test_ranks_of_a_measurement_are_told_who_they_are(
     assert sorted(stood_in.read_text().splitlines()) == sorted(
         f"{rank}/{ranks} {rank % each}/{each} {address} {MEASURED} {size} 1.0" for rank in range(ranks)
     )
+
+
+def test_each_node_has_an_interface_and_time_of_its_own(stood_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host answers in seconds; a measurement on it takes longer."""
+    monkeypatch.setattr(bandwidth, "_interface", lambda place, first: {"node-1": f"to-{first}"}.get(place.host))
+    monkeypatch.setattr(remote, "LIMIT_S", 0.001)
+    bandwidth.collectives([remote.Place("node-0"), remote.Place("node-1")], None, 29501)
+    told = {line.split(" kit")[0] for line in stood_in.read_text().splitlines()}
+    assert told == {f"{rank}/4 {rank % 2}/2 node-0:29501 {'to-node-0' * (rank > 1)}" for rank in range(4)}
 
 
 @pytest.mark.slow

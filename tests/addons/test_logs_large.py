@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.addons.doctor.logs import Cause, diagnose
-from kit.addons.doctor.logs.curves import TIME, Curves
+from kit.addons.doctor.logs.curves import LOSS, TIME, Curves
 from kit.addons.doctor.logs.log_lines import LINE_BYTES, Line, Piece
 from kit.addons.doctor.logs.patterns import PATTERNS, Pattern
 from kit.addons.doctor.logs.scan import _CAPITALS, _OTHERS, Scan
@@ -49,6 +49,9 @@ def seconds(path: Path) -> float:
 
 PIECE = Piece(b"one\rtwo\rthree\nfour", 0, 18, 1, "all.log", None)
 LONG = replace(PIECE, text=b"x" * (3 * LINE_BYTES))
+AFTER_MUCH = replace(PIECE, text=b"[rank5]: old\n[rank3]: " + b"x" * 200 + b" step 4 loss 2.0, norm 1\n")
+BEHIND = LOSS.search(AFTER_MUCH.text)
+assert BEHIND is not None
 test_value = by_hand([
     ("a line of a bar", lambda: PIECE.span(5), (4, 7)),
     ("a line behind a bar", lambda: PIECE.span(9), (8, 13)),
@@ -56,6 +59,7 @@ test_value = by_hand([
     ("what is around", lambda: [each.text for each in PIECE.before(16, 2)], ["three", "two"]),
     ("no more than is around", lambda: len(
         replace(PIECE, text=b"first\n" + LONG.text + b"\nend").before(len(LONG.text) + 8, 2)), 1),
+    ("around a match", lambda: AFTER_MUCH.line_at(BEHIND, 7), Line("x" * 99 + " step 4 loss 2.0", 3, "all.log", 7)),
     ("a long line is cut", lambda: LONG.span(LINE_BYTES + 9), (9, 2 * LINE_BYTES + 9)),
 ])  # fmt: skip
 

@@ -110,6 +110,9 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         (("mismatched-collectives on rank 0: ", "at all_reduce number 1 of group 0, sizes [[8]], rank 0 called "
           "all_gather of [[8]] Float\n", "seen   rank_1: "),),
     ),
+    "of a loss without steps only a fall to zero is told": (
+        [f"{{'loss': {loss}}}" for loss in [*FALLS, *[9.0] * 9]], (),
+    ),
     # Rank 0 made many calls in other groups, and its ring buffer holds its last ones only.
     "a call that one record has forgotten is compared among the others": (
         flight({0: [call(4)], 1: [call(3), call(4)], 2: [call(3, name="broadcast"), call(4)], 3: [call(3), call(4)]}),
