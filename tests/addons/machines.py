@@ -61,7 +61,7 @@ SSH = """#!/bin/bash
 case "$5" in gone) echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255 ;; bare) exit 7 ;;
 hung) exec sleep 9 ;; ahead) echo 4102444800.0; exit ;; behind) echo 400.0; exit ;;
 old) echo "ModuleNotFoundError: No module named 'kit'" >&2; exit 1 ;; esac
-echo "a banner of the site"; exec bash -c "${@:6}"
+echo "a banner of the site"; NODE=$5 exec bash -c "${@:6}"
 """
 
 

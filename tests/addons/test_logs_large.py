@@ -50,8 +50,6 @@ def seconds(path: Path) -> float:
 PIECE = Piece(b"one\rtwo\rthree\nfour", 0, 18, 1, "all.log", None)
 LONG = replace(PIECE, text=b"x" * (3 * LINE_BYTES))
 AFTER_MUCH = replace(PIECE, text=b"[rank5]: old\n[rank3]: " + b"x" * 200 + b" step 4 loss 2.0, norm 1\n")
-BEHIND = LOSS.search(AFTER_MUCH.text)
-assert BEHIND is not None
 test_value = by_hand([
     ("a line of a bar", lambda: PIECE.span(5), (4, 7)),
     ("a line behind a bar", lambda: PIECE.span(9), (8, 13)),
@@ -59,7 +57,8 @@ test_value = by_hand([
     ("what is around", lambda: [each.text for each in PIECE.before(16, 2)], ["three", "two"]),
     ("no more than is around", lambda: len(
         replace(PIECE, text=b"first\n" + LONG.text + b"\nend").before(len(LONG.text) + 8, 2)), 1),
-    ("around a match", lambda: AFTER_MUCH.line_at(BEHIND, 7), Line("x" * 99 + " step 4 loss 2.0", 3, "all.log", 7)),
+    ("around a match", lambda: AFTER_MUCH.line_at(next(LOSS.finditer(AFTER_MUCH.text)), 7),
+     Line("x" * 99 + " step 4 loss 2.0", 3, "all.log", 7)),
     ("a long line is cut", lambda: LONG.span(LINE_BYTES + 9), (9, 2 * LINE_BYTES + 9)),
 ])  # fmt: skip
 
@@ -86,9 +85,7 @@ def test_of_very_many_steps_every_other_is_kept() -> None:
     """4,096 of them: times by their order, losses that no later one went below by theirs."""
     curves, line = Curves(), Line("", 0, "all.log", 1)
     for step in range(1, 4099):
-        match = TIME.search(b"step %d work_time_s %d" % (step, step))
-        assert match is not None
-        curves.add_time(match, line)
+        curves.add_time(next(TIME.finditer(b"step %d work_time_s %d" % (step, step))), line)
         curves.losses[0].add(step, step, line)
     assert curves.times[0] == [*range(2, 4097, 2), 4098]
     assert [loss for loss, *_ in curves.losses[0].above] == [*range(1, 4098, 2)]
