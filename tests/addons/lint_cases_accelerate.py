@@ -51,6 +51,14 @@ ACCELERATE_CASES = (
         "note",
         {"model": "llama-3.2-1b", "gpus": "2xH100"},
     ),
+    # Its embedding has 128,256 · 4,096 = 525,336,576 weights, and DeepSpeed's own buffer 1e8 elements.
+    LintCase(
+        "buffer-size",
+        inline(zero_stage=3, offload_param_device="nvme", offload_param_nvme_path="/tmp") | {"num_processes": 4},
+        inline(zero_stage=3, offload_param_device="nvme", offload_param_nvme_path="/tmp") | {"num_processes": 8},
+        context=EIGHT,
+        says=("deepspeed_config: a buffer of 100,000,000", "has 131,334,144; write a buffer_size of 131334144 or"),
+    ),
     LintCase(
         "does-not-fit",
         inline(zero_stage=0) | EIGHT_IN_BF16,

@@ -209,10 +209,9 @@ def priced(config: Config) -> Iterator[Finding]:
     if kind == "DEEPSPEED" and config.get("deepspeed_config.deepspeed_config_file"):
         return  # the DeepSpeed file is checked separately
     made = as_deepspeed(config) if kind == "DEEPSPEED" else config
-    for rule in (consequence_rules.memory, consequence_rules.speed):
-        for finding in rule(made):
-            key = FROM_YAML.get(finding.key, "deepspeed_config") if kind == "DEEPSPEED" else "distributed_type"
-            yield replace(finding, key=finding.key and key, line=config.line(key), changes=())
+    for finding in consequence_rules.consequences(made):
+        key = FROM_YAML.get(finding.key, "deepspeed_config") if kind == "DEEPSPEED" else "distributed_type"
+        yield replace(finding, key=finding.key and key, line=config.line(key), changes=())
 
 
 FROM_YAML = {

@@ -62,20 +62,15 @@ table(
 @check("deepspeed")
 def batch_arithmetic(config: Config) -> Iterator[Finding]:
     """train_batch_size = train_micro_batch_size_per_gpu · gradient_accumulation_steps · data-parallel ranks."""
-    total, micro = config.number("train_batch_size"), config.number("train_micro_batch_size_per_gpu")
-    if total is None or micro is None or min(total, micro) < 1:
+    total, micro, given = map(config.number, BATCH_KEYS)
+    if total is None or micro is None or min(total, micro) < 1 or config.get(BATCH_KEYS[2]) == AUTO:
         return
-    if config.get("gradient_accumulation_steps") == AUTO:
-        return
-    given = config.number("gradient_accumulation_steps")
-    ranks = data_parallel_size(config)
+    ranks, accumulation = data_parallel_size(config), 1 if given is None else given
     of_each = micro * (ranks or 1)  # samples of all ranks in one micro batch
-    unit = of_each * max(1, 1 if given is None else given)
-    is_right = total == unit if ranks else total % unit == 0
-    if is_right or (given is None and ranks and total % of_each == 0):  # DeepSpeed works out the accumulation
+    unit = of_each * max(1, accumulation)
+    if total == unit if ranks and given is not None else total % unit == 0:  # DeepSpeed works out what is not given
         return
-    product = f"micro batch {micro:g} · accumulation {1 if given is None else given:g}"
-    step = of_each if ranks else unit
+    step, product = of_each if ranks else unit, f"micro batch {micro:g} · accumulation {accumulation:g}"
     below, above = int(total // step * step), int((total // step + 1) * step)
     sizes = f"{below} or {above}" if below else f"{above}"
     if ranks is None:

@@ -10,7 +10,7 @@ import typer
 from kit.addons.lint.finding import FindingJson
 from kit.cli.options import AsJson, answer, count
 from kit.errors import SpecError
-from kit.specs.text import nearest
+from kit.specs.text import nearest, refuse
 
 ANSWERS = {"lint": list[FindingJson]}
 _LONGEST_SEQUENCE = 1 << 30
@@ -53,14 +53,18 @@ def command(
     if rules:
         typer.echo(markdown())
         return
-    if not paths:
-        raise SpecError("nothing to read; name a ds_config.json, accelerate YAML, recipe, script or run directory")
-    if seq_length is not None and seq_length > _LONGEST_SEQUENCE:
-        raise SpecError(f"--seq-length {seq_length} should be at most {_LONGEST_SEQUENCE}")
+    paths = paths or []
+    refuse(
+        {
+            "nothing to read; name a ds_config.json, accelerate YAML, recipe, script or run directory": not paths,
+            f"--seq-length {seq_length} should be at most {_LONGEST_SEQUENCE}": (seq_length or 0) > _LONGEST_SEQUENCE,
+            "--write-fixed writes a copy of one file; name one .json or .yaml file": (
+                write_fixed is not None and [path.suffix for path in paths] not in ([".json"], [".yaml"], [".yml"])
+            ),
+        }
+    )
     if reader is not None and reader not in READERS:
         raise SpecError(f"--reader {reader!r}: {nearest(reader, list(READERS))}")
-    if write_fixed is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
-        raise SpecError("--write-fixed writes a copy of one file; name one .json or .yaml file")
     judge = functools.partial(
         lint,
         reader=reader,

@@ -71,6 +71,11 @@ class Config(Given):
         value = self.get(dotted)
         return value if isinstance(value, dict) else {}
 
+    def offloaded(self, name: str) -> str:
+        """Device to which a part of DeepSpeed's state is offloaded; empty without offload."""
+        device = self.get(f"zero_optimization.offload_{name}.device")
+        return device if device in ("cpu", "nvme") else ""
+
     @property
     def stage(self) -> int | None:
         """ZeRO stage; 0 without the section, None if it is not a number."""

@@ -9,32 +9,31 @@ from kit.addons.lint.batch_rules import data_parallel_size
 from kit.addons.lint.config import AUTO, Config, truth
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.cost.workload import Workload
+from kit.errors import SpecError
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import ZERO_KEYS, Layout, Offload
-from kit.specs.text import listed
+from kit.specs.text import listed, refuse
 
 NEEDS_BOTH = "memory needs both a model and GPUs"
 
 
-def described(config: Config) -> Workload | str:
-    """The workload of a configuration, or the reason why memory cannot be checked."""
-    if config.model is None or config.cluster is None:
-        return NEEDS_BOTH
+def described(config: Config) -> Workload:
+    """The workload of a configuration. Raises ``SpecError`` with the reason why memory cannot be judged."""
+    model, cluster = config.model, config.cluster
+    if model is None or cluster is None:
+        raise SpecError(NEEDS_BOTH)
     try:
         layout = _fsdp_layout(config) if config.has("distributed_type") else _layout(config)
-        if isinstance(layout, str):
-            return layout
-        if layout.world_size > config.cluster.num_gpus:
-            return f"{layout.world_size} processes, and {config.cluster.name} has {config.cluster.num_gpus} GPUs"
+        if layout.world_size > cluster.num_gpus:
+            raise SpecError(f"{layout.world_size} processes, and {cluster.name} has {cluster.num_gpus} GPUs")
         job = JobSpec(
             precision=precision(config),
-            seq_length=config.seq_length or min(4096, config.model.max_position_embeddings),
+            seq_length=config.seq_length or min(4096, model.max_position_embeddings),
             global_batch_size=layout.global_batch_size,
         )
     except ValueError as error:
-        return f"a number is out of its range: {' '.join(str(error).split())[:200]}"
-    made = OneUnit if one_fsdp_unit(config) else Workload
-    workload = made(model=config.model, cluster=config.cluster, job=job, layout=layout)
+        raise SpecError(f"a number is out of its range: {' '.join(str(error).split())[:200]}") from None
+    workload = (OneUnit if one_fsdp_unit(config) else Workload)(model, cluster, job, layout)
     given = {name: _given_size(config, name) for name in ZERO_KEYS}
     return workload.with_layout(layout.but(**zero_sizes(given, workload, config.reader != "deepspeed")))
 
@@ -72,24 +71,29 @@ def precision(config: Config) -> Precision:
     return "bf16" if is_bf16 else "fp32"
 
 
-def _layout(config: Config) -> Layout | str:
-    """Layout of a DeepSpeed configuration, with the sizes in it."""
+def _layout(config: Config) -> Layout:
+    """Layout of a DeepSpeed configuration, with the sizes in it. Raises ``SpecError``."""
     ranks, stage = data_parallel_size(config), config.stage
-    if config.number("tensor_parallel.autotp_size") or config.number("sequence_parallel_size"):
-        return "the cost model has no figures for a Hugging Face model whose tensors or sequences are split"
-    if ranks is None or stage is None or not 0 <= stage <= 3:
-        return "the number of ranks or the ZeRO stage is not a number here"
     offload = {
         f"offload_{name}": config.get(f"zero_optimization.offload_{name}.device", "none")
         for name in ("optimizer", "param")
     }
-    if any(device not in get_args(Offload) for device in offload.values()):
-        return f"offload to {listed(map(str, offload.values()), ' and ')} is not known here"
+    refuse(
+        {
+            "the cost model has no figures for a Hugging Face model whose tensors or sequences are split": (
+                config.number("tensor_parallel.autotp_size") or config.number("sequence_parallel_size")
+            ),
+            "the number of ranks or the ZeRO stage is not a number here": ranks is None or stage not in range(4),
+            f"offload to {listed(map(str, offload.values()), ' and ')} is not known here": any(
+                device not in get_args(Offload) for device in offload.values()
+            ),
+        }
+    )
     return Layout(
         engine="deepspeed",
         implementation="huggingface",
-        dp=ranks,
-        zero_stage=stage,
+        dp=ranks or 1,
+        zero_stage=stage or 0,
         recompute="full" if config.gradient_checkpointing else "none",
         micro_batch_size=max(1, int(config.number("train_micro_batch_size_per_gpu") or 1)),
         gradient_accumulation_steps=max(1, int(config.number("gradient_accumulation_steps") or 1)),
@@ -149,23 +153,23 @@ def fsdp_stage(config: Config) -> int | None:
     return _STAGES.get(str(config.get("fsdp_config.fsdp_sharding_strategy", "FULL_SHARD")).upper())
 
 
-def _fsdp_layout(config: Config) -> Layout | str:
-    """Layout of accelerate's YAML without DeepSpeed: FSDP and DDP."""
+def _fsdp_layout(config: Config) -> Layout:
+    """Layout of accelerate's YAML without DeepSpeed: FSDP and DDP. Raises ``SpecError``."""
     kind, ranks = config.get("distributed_type"), data_parallel_size(config)
-    if kind not in ("FSDP", "MULTI_GPU") or ranks is None:
-        return f"the cost model has no figures for distributed_type {kind} of accelerate"
-    stage: int | None = 0
-    if kind == "FSDP":
-        if config.on("fsdp_config.fsdp_offload_params") or config.section("parallelism_config"):
-            return "the cost model has no figures for FSDP with offload, or beside other kinds of parallelism"
-        stage = fsdp_stage(config)
-    if stage is None:
-        return f"the cost model has no figures for {config.get('fsdp_config.fsdp_sharding_strategy')}"
+    stage = fsdp_stage(config) if kind == "FSDP" else 0
     saves = config.gradient_checkpointing or config.on("fsdp_config.fsdp_activation_checkpointing")
+    no_figures = {
+        f"distributed_type {kind} of accelerate": kind not in ("FSDP", "MULTI_GPU") or ranks is None,
+        "FSDP with offload, or beside other kinds of parallelism": (
+            kind == "FSDP" and (config.on("fsdp_config.fsdp_offload_params") or config.section("parallelism_config"))
+        ),
+        str(config.get("fsdp_config.fsdp_sharding_strategy")): stage is None,
+    }
+    refuse({f"the cost model has no figures for {what}": holds for what, holds in no_figures.items()})
     return Layout(
         engine="torch",
         implementation="huggingface",
-        dp=ranks,
-        zero_stage=stage,
+        dp=ranks or 1,
+        zero_stage=stage or 0,
         recompute="full" if saves else "none",
     )

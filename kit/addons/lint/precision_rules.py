@@ -31,12 +31,6 @@ def _untested(config: Config) -> bool:
     return bool(name and config.stage) and not known and not config.on("zero_allow_untested_optimizer")
 
 
-def _offloaded(config: Config) -> str:
-    """Device of offloaded optimizer state; empty without offload."""
-    device = config.get("zero_optimization.offload_optimizer.device")
-    return device if device in ("cpu", "nvme") else ""
-
-
 def _has_bf16(config: Config) -> bool:
     return config.cluster is None or bool(config.cluster.gpu.bf16_tflops)
 
@@ -152,8 +146,10 @@ table(
             Case(
                 "error",
                 "optimizer.type",
-                lambda c: _plain(_optimizer(c)) in GPU_ONLY_OPTIMIZERS and _offloaded(c),
-                lambda c: f"{_optimizer(c)} steps on a GPU only, and its state is offloaded to {_offloaded(c)}",
+                lambda c: _plain(_optimizer(c)) in GPU_ONLY_OPTIMIZERS and c.offloaded("optimizer"),
+                lambda c: (
+                    f"{_optimizer(c)} steps on a GPU only, and its state is offloaded to {c.offloaded('optimizer')}"
+                ),
                 "use AdamW, for which DeepSpeed takes its CPU Adam",
                 setting("optimizer.type", "AdamW"),
             ),
@@ -208,7 +204,7 @@ table(
                 "zero_optimization.offload_optimizer",
                 lambda c: (
                     c.reader == "deepspeed"
-                    and _offloaded(c)
+                    and c.offloaded("optimizer")
                     and not c.has("optimizer")
                     and c.get("zero_force_ds_cpu_optimizer", True) is not False
                 ),

@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from kit.addons.lint.finding import Changes, Finding, Severity
 
-Reads = Literal["deepspeed", "accelerate", "launch"]
-"""Input of a check: the ``Config`` of a DeepSpeed or accelerate file, or a ``Command`` of a script."""
+Reads = Literal["deepspeed", "accelerate", "launch", "priced"]
+"""Input of a check: the ``Config`` of a DeepSpeed or accelerate file, a ``Command`` of a script, or a configuration
+beside its workload (``Priced``)."""
 C = TypeVar("C", bound=Callable[..., Any])
 
 
@@ -43,7 +44,7 @@ class Rule:
 
 
 class _Subject(Protocol):
-    """A ``Config`` or a ``Command``."""
+    """What is judged, which knows its file and its lines."""
 
     def finding(
         self, rule: str, severity: Severity, key: str, why: str, fix: str, changes: Changes = ()
@@ -85,7 +86,7 @@ class Each(Case[G]):
 
 
 RULES: dict[str, Rule] = {}
-CHECKS: dict[Reads, list[Callable[[Any], Iterator[Finding]]]] = {"deepspeed": [], "accelerate": [], "launch": []}
+CHECKS: dict[Reads, list[Callable[[Any], Iterator[Finding]]]] = {reads: [] for reads in get_args(Reads)}
 _ORDER = ("ds", "accelerate", "script", "recipe", "run")
 
 

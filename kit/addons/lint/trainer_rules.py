@@ -4,11 +4,11 @@ contradicts an argument or its default."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kit.addons.lint.command_rules import processes
 from kit.addons.lint.commands import Command, plain_name
-from kit.addons.lint.config import AUTO, Config, finite
+from kit.addons.lint.config import Config, finite
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.known_keys import trainer_arguments
 from kit.addons.lint.parallelism_rules import size
@@ -79,15 +79,12 @@ def _dropped(command: Command) -> list[str]:
 def contradicts_config(command: Command, config: Config) -> Iterator[Finding]:
     """transformers/integrations/deepspeed.py, fill_match, compares these keys with the arguments, given or not;
     trainer_config_finalize stops at a difference."""
-    if not _reads_deepspeed(command):
-        return
-    for dotted, expected, said in _expected(command):
+    for dotted, expected, said in _expected(command) if _reads_deepspeed(command) else ():
         there = config.get(dotted)
-        if there in (None, AUTO) or isinstance(there, str) or there == expected:  # a number in quotes: text-value
-            continue
-        key = said.split(" ")[0]
-        why = f"{said}, and {dotted} is {str(there).lower()}: the Trainer stops at the difference"
-        yield command.finding("trainer-mismatch", "error", key, why, f'write "auto" for {dotted}')
+        if there is not None and there != expected and not isinstance(there, str):  # "auto"; of a number: text-value
+            why = f"{said}, and {dotted} is {str(there).lower()}: the Trainer stops at the difference"
+            fix = f'write "auto" for {dotted}'
+            yield command.finding("trainer-mismatch", "error", said.split(" ")[0], why, fix)
 
 
 def _in_bf16(command: Command) -> list[str]:
@@ -137,16 +134,23 @@ table(
 )
 
 
-_SAME = {
-    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "max_grad_norm",
-    "optimizer.params.lr": "learning_rate",
-    "optimizer.params.eps": "adam_epsilon",
-    "optimizer.params.weight_decay": "weight_decay",
-    "scheduler.params.warmup_max_lr": "learning_rate",
+_EXPECTED: dict[str, tuple[tuple[str, ...], Callable[..., object]]] = {
+    "train_micro_batch_size_per_gpu": (("per_device_train_batch_size",), lambda ranks, value: value),
+    "gradient_accumulation_steps": (("gradient_accumulation_steps",), lambda ranks, value: value),
+    "gradient_clipping": (("max_grad_norm",), lambda ranks, value: value),
+    "optimizer.params.lr": (("learning_rate",), lambda ranks, value: value),
+    "optimizer.params.eps": (("adam_epsilon",), lambda ranks, value: value),
+    "optimizer.params.weight_decay": (("weight_decay",), lambda ranks, value: value),
+    "scheduler.params.warmup_max_lr": (("learning_rate",), lambda ranks, value: value),
+    "optimizer.params.betas": (("adam_beta1", "adam_beta2"), lambda ranks, *betas: [*betas]),
+    "train_batch_size": (
+        ("per_device_train_batch_size", "gradient_accumulation_steps"),
+        lambda ranks, micro, steps: ranks * micro * steps if ranks else None,
+    ),
+    "scheduler.params.total_num_steps": (("max_steps",), lambda ranks, longest: longest if longest > 0 else None),
 }
-"""Key → the argument that it must equal."""
+"""Key → the arguments that decide it, and its value: a function of the number of processes and of the arguments. None:
+nothing is expected."""
 _SWITCHES = {"bf16.enabled": ("bf16", "bf16_full_eval"), "fp16.enabled": ("fp16", "fp16_full_eval")}
 """Key → the arguments of which one must be on."""
 NO = ("no", "false", "f", "n", "0")
@@ -168,26 +172,14 @@ def _expected(command: Command) -> Iterator[tuple[str, object, str]]:
             f"--{name} {defaults[name]} by default" if text is None else f"--{name} {text}" for name, text in texts
         )
 
-    for dotted, name in _SAME.items():
-        if (value := number(name)) is not None:
-            yield dotted, value, said(name)
-    betas = [number("adam_beta1"), number("adam_beta2")]
-    if None not in betas:
-        yield "optimizer.params.betas", betas, said("adam_beta1", "adam_beta2")
-    ranks, micro, steps = (
-        processes(command),
-        number("per_device_train_batch_size"),
-        number("gradient_accumulation_steps"),
-    )
-    if ranks and micro is not None and steps is not None:
-        product = said("per_device_train_batch_size", "gradient_accumulation_steps")
-        yield "train_batch_size", ranks * micro * steps, f"{product} on {ranks} processes"
-    warmup, longest = number("warmup_steps"), number("max_steps") or 0
-    if longest > 0:
-        yield "scheduler.params.total_num_steps", longest, said("max_steps")
+    ranks, warmup, longest = processes(command), number("warmup_steps"), number("max_steps") or 0
+    for dotted, (names, value) in _EXPECTED.items():
+        given = [number(name) for name in names]
+        if None not in given and (expected := value(ranks, *given)) is not None:
+            yield dotted, expected, said(*names) + (f" on {ranks} processes" if dotted == "train_batch_size" else "")
     if warmup is not None and (warmup >= 1 or warmup == 0 or longest > 0):
-        warmup = int(warmup) if warmup >= 1 else math.ceil(longest * warmup)
-        yield "scheduler.params.warmup_num_steps", max(1, warmup), said("warmup_steps")
+        steps = int(warmup) if warmup >= 1 else math.ceil(longest * warmup)
+        yield "scheduler.params.warmup_num_steps", max(1, steps), said("warmup_steps")
     for dotted, names in _SWITCHES.items():
         on = [
             option

@@ -28,12 +28,6 @@ def _has_no_effect(config: Config, key: str) -> bool:
     return key in BELOW_STAGE_3_ONLY if config.stage == 3 else key.startswith("stage3_") or key in STAGE_3_ONLY
 
 
-def _offloaded(config: Config, name: str) -> str:
-    """Device to which a part of the state is offloaded; empty without offload."""
-    device = config.get(f"zero_optimization.offload_{name}.device")
-    return device if device in ("cpu", "nvme") else ""
-
-
 def _nvme_path(config: Config, name: str) -> str:
     path = config.get(f"zero_optimization.offload_{name}.nvme_path")
     return path if isinstance(path, str) else ""
@@ -46,21 +40,21 @@ def _nvme(name: str) -> tuple[tuple[Case[Config], Case[Config]], Case[Config]]:
         Case(
             "error",
             section,
-            lambda c: _offloaded(c, name) == "nvme" and not _nvme_path(c, name),
+            lambda c: c.offloaded(name) == "nvme" and not _nvme_path(c, name),
             "device nvme without nvme_path",
             "add nvme_path, a directory on every node's own disk",
         ),
         Case(
             "note",
             f"{section}.nvme_path",
-            lambda c: _offloaded(c, name) == "nvme" and (path := _nvme_path(c, name)) and not Path(path).is_dir(),
+            lambda c: c.offloaded(name) == "nvme" and (path := _nvme_path(c, name)) and not Path(path).is_dir(),
             lambda c: f"{_nvme_path(c, name)} is not a directory on this machine",
             "make sure that every node has it",
         ),
     ), Case(
         "warning",
         section,
-        lambda c: _offloaded(c, name) == "nvme" and not c.has("aio"),
+        lambda c: c.offloaded(name) == "nvme" and not c.has("aio"),
         "without an aio section reads go one at a time (queue depth 8, one thread), far below a drive's speed",
         "add aio: block_size 1048576, queue_depth 32, intra_op_parallelism 4",
         setting("aio", _AIO),
@@ -174,7 +168,7 @@ table(
             Case(
                 "error",
                 "zero_optimization.offload_param",
-                lambda c: _offloaded(c, "param") and c.stage not in (None, 3),
+                lambda c: c.offloaded("param") and c.stage not in (None, 3),
                 lambda c: f"only stage 3 partitions parameters, so that at stage {c.stage} they stay on the GPU",
                 "use stage 3, or remove it",
                 removal("zero_optimization.offload_param"),
@@ -182,7 +176,7 @@ table(
             Case(
                 "error",
                 "zero_optimization.offload_optimizer",
-                lambda c: _offloaded(c, "optimizer") and c.stage == 0,
+                lambda c: c.offloaded("optimizer") and c.stage == 0,
                 "only the ZeRO optimizers offload, and stage 0 has none",
                 "use stage 1, 2 or 3, or remove it",
                 removal("zero_optimization.offload_optimizer"),
@@ -190,7 +184,7 @@ table(
             Case(
                 "error",
                 "zero_optimization.offload_optimizer.device",
-                lambda c: _offloaded(c, "optimizer") == "nvme" and c.stage in (1, 2),
+                lambda c: c.offloaded("optimizer") == "nvme" and c.stage in (1, 2),
                 lambda c: f"at stage {c.stage} DeepSpeed takes nvme for cpu: the state stays in host memory",
                 "use stage 3, or write cpu",
                 setting("zero_optimization.offload_optimizer.device", "cpu"),
