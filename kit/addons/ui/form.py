@@ -12,6 +12,7 @@ from kit.errors import SpecError
 from kit.specs.catalog import gpu_names, model_names, node_names
 from kit.specs.layout import ENGINES, doubled
 from kit.specs.recipe import Recipe
+from kit.specs.text import refuse
 
 _METHODS = {
     "null": "all weights",
@@ -82,10 +83,14 @@ def asked(state: State, key: str, value: Any, recipe: Recipe | None) -> State:
     field = FIELDS.get(key)
     if field is None or field.options is not None:
         return state.having(key, str(value))
-    if field.slid and (value < 1 or value % 1):
-        raise SpecError(f"{field.label}: {value:g} is refused; use a whole number of 1 or more")
-    if value <= 0:
-        raise SpecError(f"{field.label}: {value:g} is refused; use a number above 0")
+    refuse(
+        {
+            f"{field.label}: {value:g} is refused; use a whole number of 1 or more": (
+                field.slid and (value < 1 or value % 1)
+            ),
+            f"{field.label}: {value:g} is refused; use a number above 0": value <= 0,
+        }
+    )
     if key != GPUS:
         return state.having(key, str(round(value * field.factor)))
     cluster = state.get("cluster") or (cluster_text(recipe) if recipe else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from starlette.requests import Request
 from kit.addons.configs.answer import Answer as FileAnswer
 from kit.addons.configs.text import text_of
 from kit.addons.ui import charts
-from kit.addons.ui.answer import Answer, answer, cluster_cost, pareto_front
+from kit.addons.ui.answer import Answer, ClusterCost, answer, cluster_cost, pareto_front
 from kit.addons.ui.dropped import judged, label_of
 from kit.addons.ui.form import FIELDS, Field, asked, offers_of, shown_values
 from kit.addons.ui.state import Offered, State
@@ -45,17 +44,19 @@ input[type=range] { accent-color: #1d5fa8; }
 """
 _STARTED = ("launch.sh", "own_script.py")
 """Files that start the plan: one is shown first."""
-_WIDTH, _NARROW = 92, 44
-"""Columns of the plan in words, on a screen and on a telephone."""
-_CHARTS = (
-    ("layouts", "Layouts that were compared: click one to pin it", 24),
-    ("memory", "Memory of a GPU", 16),
-    ("schedule", "The pipeline's schedule", 16),
-    ("step", "Where a step's time goes", 9),
-    ("cost", "Cost against time, over cluster sizes", 16),
-)
-"""Name, title, and height in rem."""
+_WIDTHS = {"wide": 92, "narrow": 44}
+"""Columns of a text in words, on a screen and on a telephone; one of both is shown."""
+_CHARTS = {
+    "layouts": ("Layouts that were compared: click one to pin it", 24),
+    "memory": ("Memory of a GPU", 16),
+    "schedule": ("The pipeline's schedule", 16),
+    "step": ("Where a step's time goes", 9),
+    "cost": ("Cost against time, over cluster sizes", 16),
+}
+"""Name → title, and height in rem."""
 _FREE = {"": "the planner's choice"}
+_TYPED: dict[str, Any] = {"with_input": True, "new_value_mode": "add-unique"}
+"""A list that takes any other text too."""
 _CHANGED = {"what": "since the last choice", "before": "before", "now": "now", "change": "change"}
 """Columns of the table of what changed."""
 
@@ -79,6 +80,7 @@ class _Page:
         self.offered, self.offers, self.client = offered, offers, client
         self.state, self.shown, self.answer = State(), State(), None  # type: State, State, Answer | None
         self.before: Plan | None = None
+        self.file: ui.select | None = None
         self.dropped: tuple[str, bytes] | None = None
         self.filling, self.answering = False, asyncio.Lock()
         ui.add_css(_STYLE)
@@ -102,36 +104,32 @@ class _Page:
                 with ui.row().classes("items-center no-wrap"):
                     self.spinner = ui.spinner(size="sm")
                     self.status = ui.label().props('role="status" aria-live="polite"')
-                with ui.column().classes("w-full") as self.results:
-                    self._results()
-        self.results.set_visibility(False)
+                self.results = ui.column().classes("w-full")
 
     # ---------------------------------------------------------------- widgets
 
     def _form(self) -> None:
-        self.form: dict[str, Any] = {"model": self._typed("Model", "model")}
+        self.form: dict[str, Any] = {"model": self._list("model", "Model", [*self.offers["model"]], **_TYPED)}
         # Without a transition: a click on a button that still slides would miss it.
         with ui.expansion("Paste a model or a recipe").classes("w-full").props("duration=0"):
             self.paste = ui.textarea("config.json, or a recipe in YAML").classes("w-full").props("outlined")
             ui.button("Use this text", on_click=self._use_text, color=None).props("outline")
-        self.form["cluster"] = self._typed("Cluster", "cluster")
+        self.form["cluster"] = self._list("cluster", "Cluster", [*self.offers["cluster"]], **_TYPED)
         for key, field in FIELDS.items():
             with ui.column().classes("w-full gap-0"):
-                self.form[key] = self._number(key, field) if field.options is None else self._list(key, field)
-        self.form["pin"] = ui.select(_FREE, label="Pinned layout", value="", on_change=self._ask_pin)
-        self.form["pin"].classes("w-full").props('options-html="false"')
+                listed = None if field.options is None else dict(field.options)
+                self.form[key] = self._number(key, field) if listed is None else self._list(key, field.label, listed)
+        self.form["pin"] = self._list("pin", "Pinned layout", _FREE, value="").props('options-html="false"')
 
-    def _typed(self, label: str, key: str) -> ui.select:
-        """A list that takes any other text too."""
-        options: Any = {"with_input": True, "new_value_mode": "add-unique", "on_change": self._asker(key)}
-        return ui.select([*self.offers[key]], label=label, **options).classes("w-full")
-
-    def _list(self, key: str, field: Field) -> ui.select:
-        return ui.select(dict(field.options or {}), label=field.label, on_change=self._asker(key)).classes("w-full")
+    def _list(self, key: str, label: str, options: Any, **more: Any) -> ui.select:
+        box = ui.select(options, label=label, on_change=lambda event: self._chosen(key, event.value), **more)
+        return box.classes("w-full")
 
     def _number(self, key: str, field: Field) -> ui.number:
         """A number to type, and a slider over powers of two that follows it and sets it."""
-        number = ui.number(field.label, on_change=self._asker(key), step=1 if field.slid else None)
+        number = ui.number(
+            field.label, on_change=lambda event: self._chosen(key, event.value), step=1 if field.slid else None
+        )
         number.classes("w-full").props("debounce=400")
         if not field.slid:
             return number
@@ -167,42 +165,55 @@ class _Page:
             auto_upload=True,
         ).props("flat bordered").classes("w-full max-w-md")
         self.own_title = ui.label().classes("text-lg").props('role="heading" aria-level="2" aria-live="polite"')
-        self.own_problem = _alert()
-        self.own_words = _screen("The file as it is", "wide"), _screen("The file as it is", "narrow")
-        with ui.column().classes("w-full") as diff_box:
-            self._copy_button("Copy diff", lambda: (self.diff.text, "the diff")).props("outline")
-            self.diff = _screen("Diff of the file")
-        diff_box.bind_visibility_from(self.diff, "text", backward=bool)
+        self.own = ui.column().classes("w-full")
 
-    def _results(self) -> None:
-        with ui.row().classes("items-center") as typed:
-            self.command = ui.label().classes("message")
-            self._copy_button("Copy command", lambda: (self.command.text, "the command")).props("flat dense")
-        typed.bind_visibility_from(self.command, "text", backward=bool)
-        self.words = _screen("The plan", "wide"), _screen("The plan", "narrow")
-        columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in _CHANGED.items()]
-        self.changed = ui.table(columns=columns, rows=[], row_key="what").props("dense flat")
-        self.charts: dict[str, tuple[ui.column, ui.echart]] = {}
-        for name, title, height in _CHARTS:
-            with ui.column().classes("w-full gap-0") as box:
-                ui.label(title).classes("text-lg").props('role="heading" aria-level="2"')
-                chart = ui.echart({"series": []}, on_point_click=self._clicked, renderer="svg")
-                chart.classes("w-full").style(f"height: {height}rem").props(f'role="img" data-chart="{name}"')
-            self.charts[name] = box, chart
-        with ui.column().classes("w-full") as self.files_box:
-            ui.label("Files").classes("text-lg").props('role="heading" aria-level="2"')
-            self.file = ui.select([], label="File", on_change=self._show_file).classes("w-96")
-            with ui.row():
-                self._copy_button("Copy file", lambda: (self.code.text, self.file.value)).props("outline")
-                for label, icon, name, content in (
-                    ("Download file", "download", "", lambda found: found.files[self.file.value]),
-                    ("Download all", "folder_zip", "run.zip", Answer.archive),
-                    ("Download report", "summarize", "report.html", Answer.report),
-                ):
-                    ui.button(label, icon=icon, on_click=partial(self._download, name, content), color=None).props(
-                        "outline"
-                    )
-            self.code = _screen("Text of the file")
+    def _results(self, found: Answer) -> None:
+        """What there is to show of an answer."""
+        if found.view is not None:
+            if command := self.shown.command(self.offered):
+                with ui.row().classes("items-center"):
+                    ui.label(command).classes("message")
+                    self._copy_button("Copy command", lambda: (command, "the command")).props("flat dense")
+            for where, width in _WIDTHS.items():
+                _screen("The plan", summary(found.view, width=width), where)
+        if rows := found.changed_since(self.before):
+            heads = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in _CHANGED.items()]
+            ui.table(columns=heads, rows=rows, row_key="what").props("dense flat")
+        drawn = charts.drawn(found)
+        for name in _CHARTS:
+            if options := drawn.get(name):
+                self._chart(name, options)
+        self.cost = ui.column().classes("w-full")
+        if found.files:
+            self._files(found)
+
+    def _chart(self, name: str, options: dict[str, Any]) -> None:
+        title, height = _CHARTS[name]
+        with ui.column().classes("w-full gap-0"):
+            ui.label(title).classes("text-lg").props('role="heading" aria-level="2"')
+            chart = ui.echart(options, on_point_click=self._clicked, renderer="svg").classes("w-full")
+            chart.style(f"height: {height}rem").props(f'role="img" data-chart="{name}"')
+            chart.props["aria-label"] = options["aria"]["label"]["description"]
+
+    def _files(self, found: Answer) -> None:
+        """The files, of which one is shown: the one that was, or the one that starts the plan."""
+        before, names = self.file.value if self.file else None, [*found.files]
+        started = next((name for name in names if name in _STARTED), names[0])
+        ui.label("Files").classes("text-lg").props('role="heading" aria-level="2"')
+        file = self.file = ui.select(names, label="File", value=before if before in names else started).classes("w-96")
+
+        def shown() -> tuple[str, str]:
+            return found.files[file.value], file.value
+
+        with ui.row():
+            self._copy_button("Copy file", shown).props("outline")
+            for label, icon, taken in (
+                ("Download file", "download", shown),
+                ("Download all", "folder_zip", lambda: (found.archive(), "run.zip")),
+                ("Download report", "summarize", lambda: (found.report(), "report.html")),
+            ):
+                ui.button(label, icon=icon, on_click=partial(_download, taken), color=None).props("outline")
+        _screen("Text of the file").bind_text_from(file, "value", found.files.get)
 
     def _copy_button(self, label: str, copied: Callable[[], tuple[str, str]]) -> ui.button:
         """``copied``: the text, and what it is called."""
@@ -216,24 +227,18 @@ class _Page:
 
     # ---------------------------------------------------------------- what the visitor does
 
-    def _asker(self, key: str) -> Callable[[events.ValueChangeEventArguments[Any]], Any]:
-        def ask(event: events.ValueChangeEventArguments[Any]) -> Any:
-            if event.value is None or self.filling:
-                return None
-            try:
-                state = asked(self.state, key, event.value, self.answer.recipe if self.answer else None)
-            except KitError as refused:
-                return self._say(str(refused))
-            return self._ask(state)
-
-        return ask
-
-    def _ask_pin(self, event: events.ValueChangeEventArguments[Any]) -> Any:
-        return None if self.filling else self._ask(replace(self.state, pin=event.value or ""))
+    def _chosen(self, key: str, value: Any) -> Any:
+        """Asks with a visitor's value; None is none."""
+        if value is None or self.filling:
+            return None
+        try:
+            state = asked(self.state, key, value, self.answer.recipe if self.answer else None)
+        except KitError as refused:
+            return self._say(str(refused))
+        return self._ask(state)
 
     def _clicked(self, event: events.EChartPointClickEventArguments) -> Any:
-        pin = event.data.get("id") if isinstance(event.data, dict) else None
-        return self._ask(replace(self.state, pin=str(pin))) if pin else None
+        return self._chosen("pin", event.data.get("id") if isinstance(event.data, dict) else None)
 
     async def _use_text(self) -> None:
         await self._ask(self.state.pasting(self.paste.value or ""))
@@ -247,14 +252,6 @@ class _Page:
     def _copy_link(self) -> None:
         ui.run_javascript("navigator.clipboard.writeText(location.href)")
         self.status.text = "the link is copied"
-
-    async def _download(self, name: str, content: Callable[[Answer], str | bytes]) -> None:
-        """``name``: empty for that of the file that is shown."""
-        if self.answer:
-            ui.download.content(await asyncio.to_thread(content, self.answer), name or self.file.value)
-
-    def _show_file(self) -> None:
-        self.code.text = self.answer.files.get(self.file.value, "") if self.answer else ""
 
     # ---------------------------------------------------------------- answers
 
@@ -305,7 +302,13 @@ class _Page:
             pins = _FREE | {name: spoken(name) for name in names if name}
             self._fill({"pin": state.pin}, {"pin": pins})
             self._say(found.refused)
-            self._show(found)
+            if found.view is not None:
+                layouts = found.comparison.layouts
+                fitting = sum(each.fits for each in layouts)
+                self.status.text = f"{len(layouts)} layouts compared, {fitting} fit; the plan: {found.view.words}"
+            self.results.clear()
+            with self.results:
+                self._results(found)
             self.before = found.plan or self.before
         return None
 
@@ -323,10 +326,17 @@ class _Page:
         if (dropped, state) == (self.dropped, self.state):
             self._show_own(f"{dropped[0]}: {found.verdict if found else 'not read'}", problem, found)
 
-    def _show_own(self, title: str = "", problem: str = "", found: FileAnswer | None = None) -> None:
-        self.own_title.text, self.own_problem.text, self.diff.text = title, problem, found.patch if found else ""
-        for words, width in zip(self.own_words, (_WIDTH, _NARROW), strict=True):
-            words.text = text_of(found, (), width, str) if found else ""
+    def _show_own(self, title: str, problem: str = "", found: FileAnswer | None = None) -> None:
+        self.own_title.text = title
+        self.own.clear()
+        with self.own:
+            _alert(problem)
+            if found:
+                for where, width in _WIDTHS.items():
+                    _screen("The file as it is", text_of(found, (), width, str), where)
+                if patch := found.patch:
+                    self._copy_button("Copy diff", lambda: (patch, "the diff")).props("outline")
+                    _screen("Diff of the file", patch)
 
     def _say(self, problem: str) -> None:
         """Shows a message above the last answer."""
@@ -348,57 +358,32 @@ class _Page:
         finally:
             self.filling = False
 
-    def _show(self, found: Answer) -> None:
-        plan, view, layouts = found.plan, found.view, found.comparison.layouts
-        if view is not None:
-            fitting = sum(each.fits for each in layouts)
-            self.status.text = f"{len(layouts)} layouts compared, {fitting} fit; the plan: {view.words}"
-        for words, width in zip(self.words, (_WIDTH, _NARROW), strict=True):
-            words.text = summary(view, width=width) if view else ""
-        self.command.text = self.shown.command(self.offered) if plan else ""
-        self.changed.rows = found.changed_since(self.before)
-        self.changed.set_visibility(bool(self.changed.rows))
-        for name, chart in charts.drawn(found).items():
-            self._draw(name, chart)
-        self.files_box.set_visibility(plan is not None)
-        names = list(found.files)
-        started = next((name for name in names if name in _STARTED), next(iter(names), None))
-        self.file.set_options(names, value=self.file.value if self.file.value in names else started)
-        self._show_file()
-        self.results.set_visibility(True)
-
-    def _draw(self, name: str, options: dict[str, Any] | None) -> None:
-        box, chart = self.charts[name]
-        box.set_visibility(options is not None)
-        if options is not None:
-            chart.options.clear()
-            chart.options.update(options)
-            chart.props["aria-label"] = options["aria"]["label"]["description"]
-            chart.update()
-
     async def _compare_sizes(self) -> None:
         """Shows days and cost of other cluster sizes one by one; stops if the visitor changes the state."""
-        found, points = self.answer, []
+        found, points = self.answer, list[ClusterCost]()
         if found is None or found.plan is None:
-            return self._draw("cost", None)
+            return
         for cluster in found.cluster_sizes():
-            point = await asyncio.to_thread(cluster_cost, found.recipe, cluster)
+            points += filter(None, [await asyncio.to_thread(cluster_cost, found.recipe, cluster)])
             if self.answer is not found:
-                return None
-            points += [point] if point else []
+                return
             if points:
-                self._draw("cost", charts.cost(points))
-        return None
+                self.cost.clear()
+                with self.cost:
+                    self._chart("cost", charts.cost(points))
 
 
-def _alert() -> ui.label:
+async def _download(taken: Callable[[], tuple[str | bytes, str]]) -> None:
+    """``taken``: the content, and the name of its file."""
+    ui.download.content(*await asyncio.to_thread(taken))
+
+
+def _alert(problem: str = "") -> ui.label:
     """A problem; it is there while it has a text."""
-    label = ui.label().classes("message problem w-full").props('role="alert"')
+    label = ui.label(problem).classes("message problem w-full").props('role="alert"')
     return label.bind_visibility_from(label, "text", backward=bool)
 
 
-def _screen(name: str, where: str = "") -> ui.label:
-    """A text with the lines that it has; it is there while it has any. ``where``: wide or narrow, where one of both is
-    shown."""
-    label = ui.label().classes(f"screen {where} w-full").props(f'role="region" aria-label="{name}" tabindex="0"')
-    return label.bind_visibility_from(label, "text", backward=bool)
+def _screen(name: str, text: str = "", where: str = "") -> ui.label:
+    """A text with the lines that it has. ``where``: wide or narrow, where one of both is shown."""
+    return ui.label(text).classes(f"screen {where} w-full").props(f'role="region" aria-label="{name}" tabindex="0"')

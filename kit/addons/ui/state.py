@@ -51,7 +51,9 @@ class State:
         return dict(self.changes).get(key, "")
 
     def having(self, key: str, value: str) -> State:
-        """The state with another value of a key; an empty one removes the change. Drops the pin."""
+        """The state with another value of a key; an empty one removes the change. Drops the pin, or sets it."""
+        if key == "pin":
+            return replace(self, pin=value)
         kept = {name: said for name, said in (dict(self.changes) | {key: value}).items() if said}
         return State(tuple(kept.items()), "" if key == "model" else self.text)
 
@@ -99,14 +101,10 @@ class State:
         changes = dict(self.changes)
         model, cluster = changes.pop("model", ""), changes.pop("cluster", "")
         elsewhere = any(label in offered and not os.path.exists(label) for label in (model, cluster))
-        if self.text or self.pin or not model or elsewhere:
+        has_its_own = "cluster" in offered.get(model, {})
+        if self.text or self.pin or elsewhere or not model or not (has_its_own or cluster):
             return ""
-        if "cluster" in offered.get(model, {}):
-            words = [f"cluster={cluster}"] if cluster else []
-        elif cluster:
-            words = ["--gpus", cluster]
-        else:
-            return ""
+        words = [f"cluster={cluster}"] * bool(cluster) if has_its_own else ["--gpus", cluster]
         return shlex.join(["kit", "plan", model, *words, *(f"{key}={value}" for key, value in changes.items())])
 
     def recipe(self, offered: Offered) -> Recipe:
