@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -58,7 +57,7 @@ from kit.addons.lint.config import Config, Given, Reader
 from kit.addons.lint.described import NEEDS_BOTH
 from kit.addons.lint.finding import Finding, Severity
 from kit.addons.lint.fix import fixed, write_fixed
-from kit.addons.lint.json_text import JsonText, parse_json
+from kit.addons.lint.json_text import parse_json
 from kit.addons.lint.known_keys import accelerate_keys, deepspeed_keys
 from kit.addons.lint.rule import CHECKS, Rule, check
 from kit.addons.lint.scripts import kubernetes, launches, script, text_of
@@ -100,6 +99,7 @@ FILES = (
     trainer_rules,
 )
 """The files that register rules."""
+_ENDINGS = (".json", ".yaml", ".yml")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 OF_OPTIONS = {"fsdp2-key", "parallelism", "wrap-policy"}
 """Rules of accelerate's YAML for the options of ``accelerate launch`` too; the others have rules of their own there."""
@@ -145,16 +145,15 @@ _MOST_OF_A_RULE = 50
 
 def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Shortens the findings of a rule that has very many in a file: the first ones, and the number of the others."""
-    counts: Counter[tuple[str, str]] = Counter()
-    last: dict[tuple[str, str], Finding] = {}
+    alike: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        counts[finding.file, finding.rule] += 1
-        if counts[finding.file, finding.rule] <= _MOST_OF_A_RULE:
-            last[finding.file, finding.rule] = finding
+        same = alike.setdefault((finding.file, finding.rule), [])
+        same.append(finding)
+        if len(same) <= _MOST_OF_A_RULE:
             yield finding
-    for key, finding in last.items():
-        if (more := counts[key] - _MOST_OF_A_RULE) > 0:
-            yield replace(finding, key="", line=None, changes=(), why=f"{more} more of the same", fix="see the first")
+    for (*_, last), more in ((same[:_MOST_OF_A_RULE], len(same) - _MOST_OF_A_RULE) for same in alike.values()):
+        if more > 0:
+            yield replace(last, key="", line=None, changes=(), why=f"{more} more of the same", fix="see the first")
 
 
 @check(
@@ -166,13 +165,14 @@ def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
         return _run_directory(path)
     if path.suffix in SCRIPTS:
         return _ordered(script(path, given, _named))
-    if path.suffix not in (".json", ".yaml", ".yml"):
+    if path.suffix not in _ENDINGS:
         raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
     if path.suffix != ".json" and re.search(r"(?m)^apiVersion:", text_of(path)):
         return _ordered(kubernetes(path, given, _named))
-    if (kind := _kind(data := read_values(path), path.suffix)) is not None:
-        return _OF_KIND[kind](path, given)
-    program = program_of(data)
+    config = _read(path, given)
+    if (kind := _kind(config.document.data, path.suffix)) is not None:
+        return _OF_KIND[kind](path, config)
+    program = program_of(config.document.data)
     looks = (
         f"it looks like {program}'s" if program else "its keys are neither DeepSpeed's nor accelerate's nor a recipe's"
     )
@@ -190,11 +190,11 @@ _TELLING = {
 
 def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
     """The kind of a file, by its keys (misspelt keys count too); None if most keys are unknown."""
-    known = {"accelerate": {*accelerate_keys().tree}}
+    accelerate = {"accelerate": {*accelerate_keys().tree}}
     if suffix == ".json":
-        known = {"deepspeed": {*deepspeed_keys().tree, *deepspeed_keys().removed, "bfloat16"}, **known}
+        known = {"deepspeed": {*deepspeed_keys().tree, *deepspeed_keys().removed, "bfloat16"}, **accelerate}
     else:
-        known["recipe"] = {"model", "cluster", "job", "run", "layout", "extends"}
+        known = {**accelerate, "recipe": {"model", "cluster", "job", "run", "layout", "extends"}}
     names = [str(key) for key in data][:200]
     shares = {
         kind: sum(bool(difflib.get_close_matches(name, words, 1, 0.8)) for name in names) / max(1, len(names))
@@ -207,21 +207,17 @@ def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
 
 def read_values(path: str | Path) -> dict[str, Any]:
     """The plain values of a file, for a corrected copy."""
-    path = Path(path)
-    return _read_json(path).document.data if path.suffix == ".json" else _read_yaml(path).data
+    return _read(Path(path)).document.data
 
 
-def _read_json(path: Path) -> JsonText:
-    return parse_json(text_of(path), path.name)
+def _read(path: Path, given: Given | None = None) -> Config:
+    """A file beside what is known of its use."""
+    text, is_json = text_of(path), path.suffix == ".json"
+    document, irregular = parse_json(text, path.name) if is_json else (strict_yaml.parse_text(text, path.name), ())
+    return replace((given or Given()).of(document), irregularities=irregular)
 
 
-def _read_yaml(path: Path) -> strict_yaml.Document:
-    return strict_yaml.parse_text(text_of(path), path.name)
-
-
-def _deepspeed(path: Path, given: Given, processes: int | None = None) -> tuple[Finding, ...]:
-    parsed = _read_json(path)
-    config = replace(given.of(parsed.document), irregularities=parsed.irregularities, processes=processes)
+def _deepspeed(config: Config) -> tuple[Finding, ...]:
     return _ordered(finding for each in CHECKS["deepspeed"] for finding in each(config))
 
 
@@ -234,9 +230,8 @@ def _deepspeed(path: Path, given: Given, processes: int | None = None) -> tuple[
         "fails at start",
     ),
 )
-def _accelerate(path: Path, given: Given, document: Document | None = None) -> tuple[Finding, ...]:
-    """``document``: the file as a launch line changes it."""
-    config = given.of(document or _read_yaml(path))
+def _accelerate(path: Path, config: Config) -> tuple[Finding, ...]:
+    """``config``: the file, or what a launch line makes of it."""
     if (started := config.number("num_processes")) is not None:
         config = replace(config, processes=int(started))
     findings = [finding for each in CHECKS["accelerate"] for finding in each(config)]
@@ -247,9 +242,8 @@ def _accelerate(path: Path, given: Given, document: Document | None = None) -> t
             fix = "its path is relative to where accelerate launch is started: start it there"
             findings.append(config.finding("config-file-missing", "warning", key, why, fix))
         else:
-            processes = config.processes
-            ranks = None if processes is None else processes // _model_parallel(other.with_name("megatron.yaml"))
-            findings += _deepspeed(other, replace(given, reader="accelerate"), ranks)
+            ranks = config.processes and config.processes // _model_parallel(other.with_name("megatron.yaml"))
+            findings += _deepspeed(replace(_read(other, replace(config, reader="accelerate")), processes=ranks))
     return _ordered(findings)
 
 
@@ -272,21 +266,20 @@ def _named(
         (command.value("deepspeed_config_file"), "accelerate"),
         (command.value("config_file") if of_accelerate else None, None),
     )
-    for named, reader in readers:
-        if named is None or "$" in named or not named.endswith((".json", ".yaml", ".yml")):
-            continue
+    literal = [(name, reader) for name, reader in readers if name and "$" not in name and name.endswith(_ENDINGS)]
+    for named, reader in literal:
         if (other := find(path, named)) is None:
             why, fix = f"{named} is neither here nor above this script", "start it where the path is right"
             found.append(command.finding("config-file-missing", "warning", "", why, fix))
         elif reader is not None and other.suffix == ".json":
-            files.append(Config(document=_read_json(other).document))
-            found += _deepspeed(other, replace(given, reader=reader), processes(command))
-            found += contradicts_config(command, files[-1])
+            files.append(replace(_read(other, replace(given, reader=reader)), processes=processes(command)))
+            found += [*_deepspeed(files[-1]), *contradicts_config(command, files[-1])]
         else:
-            launch = Config(document=with_line(command, _read_yaml(other)))
-            found += _accelerate(other, given, launch.document)
+            launch = _read(other, given)
+            launch = replace(launch, document=with_line(command, launch.document))
+            found += _accelerate(other, launch)
             inside = find(other, str(launch.get("deepspeed_config.deepspeed_config_file")))
-            files += [Config(document=_read_json(inside).document)] if inside else []
+            files += [_read(inside)] if inside else []
     if of_accelerate and command.value("config_file") is None and launch.has("distributed_type"):
         found += [each for check in CHECKS["accelerate"] for each in check(launch) if each.rule in OF_OPTIONS]
     return [*found, *one_thread(command, launch, files), *packs_split_rows(command, launch)]
@@ -302,7 +295,7 @@ def _model_parallel(megatron: Path) -> int:
 
 
 @check(None, Rule("recipe", "recipe", "errors that `kit plan` reports", "no plan"))
-def _recipe(path: Path, given: Given) -> tuple[Finding, ...]:
+def _recipe(path: Path, _: Config) -> tuple[Finding, ...]:
     """Errors of a recipe and of its plan."""
     from kit.planner.make_plan import make_plan
     from kit.specs.recipe import load_recipe
@@ -333,22 +326,23 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
         rundir = RunDirectory.open(path)
     except KitError as error:
         return _of_lines("run-directory", path, error, "emit again from the recipe")
-    findings = []
-    for edit in rundir.edits:
-        why = f"{shown(edit.planned)} was planned, the file has {shown(edit.found)}"
-        findings.append(Finding("edited", "note", edit.file, None, edit.key, why, "kept"))
+    why = "{} was planned, the file has {}"
+    findings = [
+        Finding("edited", "note", each.file, None, each.key, why.format(shown(each.planned), shown(each.found)), "kept")
+        for each in rundir.edits
+    ]
     config, launched = path / "ds_config.json", path / "accelerate.yaml"
     if launched.is_file():
-        findings += _accelerate(launched, Given(model=rundir.plan.model))
+        findings += _accelerate(launched, _read(launched, Given(model=rundir.plan.model)))
     elif config.is_file():
-        findings += _deepspeed(config, Given("deepspeed", rundir.plan.model))
+        findings += _deepspeed(_read(config, Given("deepspeed", rundir.plan.model)))
     # The planner has already checked memory.
     return tuple(finding for finding in findings if finding.rule != "memory-not-judged")
 
 
-_OF_KIND: dict[str, Callable[[Path, Given], tuple[Finding, ...]]] = {
+_OF_KIND: dict[str, Callable[[Path, Config], tuple[Finding, ...]]] = {
     "recipe": _recipe,
-    "deepspeed": _deepspeed,
+    "deepspeed": lambda path, config: _deepspeed(config),
     "accelerate": _accelerate,
 }
 """Kind of a file → its findings."""

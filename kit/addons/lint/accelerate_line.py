@@ -17,10 +17,10 @@ def with_line(command: Command, document: Document) -> Document:
     """The document with the options of the line, which come first; one that is only on the line has its number."""
     given = {plain_name(option): value for option, value in command.options}
     kind = next((kind for option, kind in _KINDS.items() if option in given), None)
-    sections = ["fsdp_config", "parallelism_config"]
-    if kind is not None and "use_parallelism_config" not in given:
-        sections.remove("parallelism_config")  # commands/launch.py, _validate_launch_command: not the file's either
-    data = {key: value for key, value in document.data.items() if key != "parallelism_config" or key in sections}
+    # commands/launch.py, _validate_launch_command: without the option not the file's either
+    splits = kind is None or "use_parallelism_config" in given
+    sections = ["fsdp_config", *["parallelism_config"] * splits]
+    data = {key: value for key, value in document.data.items() if key != "parallelism_config" or splits}
     data |= {"distributed_type": kind} if kind is not None else {}
     known = accelerate_keys()
     places: dict[str, tuple[str, ...]] = {name: (name,) for name in known.tree if known.inside((name,)) is None}

@@ -191,19 +191,24 @@ _OTHERS = {
 _BEFORE = {"exec", "nohup", "time", "env", "uv", "run", "srun", "sudo"}
 
 
+def _started(line: Line, text: str) -> str:
+    """The program that a command starts, behind what only runs it."""
+    words = (word for word in said(line, text) if not (word in _BEFORE or "=" in word or word.startswith("-")))
+    return _name(next(words, ""))
+
+
 def unread(text: str, file: str, read: int) -> list[Finding]:
     """What a script starts beside the launches that were read: a warning where none was."""
     severity: Severity = "note" if read else "warning"
-    found = []
-    for line in shell_lines(text):
-        words = (word for word in said(line, text) if not (word in _BEFORE or "=" in word or word.startswith("-")))
-        if (name := _name(next(words, ""))) in _OTHERS:
-            why, number = f"what {name} starts is not read", number_of(line, text)
-            found.append(Finding("not-read", severity, file, number, "", why, "name the configuration that it reads"))
-    if read or found:
-        return found
+    of_others = [(line, name) for line in shell_lines(text) if (name := _started(line, text)) in _OTHERS]
+    why, fix = "what {} starts is not read", "name the configuration that it reads"
+    found = [
+        Finding("not-read", severity, file, number_of(line, text), "", why.format(name), fix)
+        for line, name in of_others
+    ]
     why = "no line starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"
-    return [Finding("not-read", severity, file, None, "", why, "name the script that does")]
+    nothing = [] if read else [Finding("not-read", severity, file, None, "", why, "name the script that does")]
+    return found or nothing
 
 
 def plain_name(option: str) -> str:

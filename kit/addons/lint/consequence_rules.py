@@ -153,7 +153,7 @@ def for_nothing(priced: Priced) -> Iterator[Finding]:
     """The first setting that costs time to save memory which is not needed. The next one would be compared with the
     same step."""
     work = priced.work
-    for rule, key, words, layout in _lighter(work.layout):
+    for rule, key, words, layout in _lighter(work.layout) if work.layout.engine == "deepspeed" else ():
         other, now_s = work.with_layout(layout), predict(work).step_time_s
         then_s = predict(other).step_time_s
         if now_s > WORTH_SAYING * then_s and peak_gib(other) <= usable_gib(work.cluster.gpu):
@@ -167,15 +167,12 @@ def for_nothing(priced: Priced) -> Iterator[Finding]:
 
 def _lighter(layout: Layout) -> Iterator[tuple[str, str, str, Layout]]:
     """(rule, key, words, layout) of similar layouts that keep more state on the GPU and communicate less."""
-    if layout.engine != "deepspeed":
-        return
     bare = dataclasses.replace(layout, offload_optimizer="none", offload_param="none")
     if bare != layout:
         key = "offload_optimizer" if layout.offload_optimizer != "none" else "offload_param"
         yield "offload-for-nothing", key, "without offload", bare
-    for stage in (1, 2):
-        if layout.zero_stage == 3:
-            yield "stage-for-nothing", "stage", f"at stage {stage}", dataclasses.replace(bare, zero_stage=stage)
+    for stage in (1, 2) if layout.zero_stage == 3 else ():
+        yield "stage-for-nothing", "stage", f"at stage {stage}", dataclasses.replace(bare, zero_stage=stage)
 
 
 table(

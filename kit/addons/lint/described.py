@@ -56,10 +56,9 @@ def wrap_policy(config: Config) -> str:
 
 def one_fsdp_unit(config: Config) -> bool:
     """Whether FSDP shards the model, and gathers it as one group."""
-    if config.get("distributed_type") != "FSDP" or fsdp_stage(config) == 0:
-        return False
-    nothing = config.number("fsdp_config.fsdp_min_num_params") == 0
-    return wrap_policy(config) == "NO_WRAP" or (wrap_policy(config) == "SIZE_BASED_WRAP" and nothing)
+    shards = config.get("distributed_type") == "FSDP" and fsdp_stage(config) != 0
+    groups = {"NO_WRAP": True, "SIZE_BASED_WRAP": config.number("fsdp_config.fsdp_min_num_params") == 0}
+    return shards and groups.get(wrap_policy(config), False)
 
 
 def precision(config: Config) -> Precision:
@@ -126,13 +125,12 @@ def zero_sizes(given: Mapping[str, Any], workload: Workload, fills_auto: bool = 
         "stage3_prefetch_bucket_size": 0.9 * hidden * hidden,
         "stage3_param_persistence_threshold": 10 * hidden,
     }
+    of_auto = filled if fills_auto else {}
     sizes: dict[str, int | None] = {}
     for name in buffer_sizes(model, workload.cluster, workload.layout):
-        value = given.get(name)
-        if value == "auto":
-            value = filled.get(name) if fills_auto else None
-        least = 1 if name.endswith("count") else 0
-        sizes[name] = int(min(max(DEFAULT_SIZES[name] if value is None else float(value), least), _LARGEST_SIZE))
+        value = of_auto.get(name) if given.get(name) == "auto" else given.get(name)
+        size = DEFAULT_SIZES[name] if value is None else float(value)
+        sizes[name] = int(min(max(size, name.endswith("count")), _LARGEST_SIZE))
     return sizes
 
 

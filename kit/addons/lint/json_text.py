@@ -33,16 +33,8 @@ class Irregularity:
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class JsonText:
-    """A parsed file and its irregularities."""
-
-    document: Document
-    irregularities: tuple[Irregularity, ...]
-
-
-def parse_json(text: str, name: str) -> JsonText:
-    """JSON text whose top level is an object. Raises ``SpecError`` with the line."""
+def parse_json(text: str, name: str) -> tuple[Document, tuple[Irregularity, ...]]:
+    """JSON text whose top level is an object, and its irregularities. Raises ``SpecError`` with the line."""
     plain = text.replace("\ufeff", " ")
     ends = [match.start() for match in re.finditer("\n", plain)]
 
@@ -63,7 +55,7 @@ def parse_json(text: str, name: str) -> JsonText:
     if not isinstance(data, dict):
         raise SpecError(f"{name}: holds a {type(data).__name__} where an object is expected")
     lines, twice = _lines(plain, line_at)
-    return JsonText(Document(name=name, data=data, lines=lines), (*forgiven, *twice))
+    return Document(name=name, data=data, lines=lines), (*forgiven, *twice)
 
 
 def _blanked(match: re.Match[str]) -> str:

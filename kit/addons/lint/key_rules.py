@@ -75,24 +75,23 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
         yield config.finding(rule, "error", "", why, "remove them")
     for path in found[:_MOST_UNKNOWN]:
         dotted = ".".join(path)
-        if dotted in known.removed or path[-1].startswith("_"):
-            continue  # another rule covers removed keys; people use keys with a leading underscore as comments
-        if path[0] in BELONGS_INSIDE and len(path) == 1:
+        if dotted in BELONGS_INSIDE:
             inside = f"zero_optimization.{dotted}"
             changes = (*removal(dotted), *setting(inside, config.get(dotted)))
             fix = f"move it into zero_optimization: {inside}"
             yield config.finding(rule, "error", dotted, "nothing reads it here", fix, changes)
-            continue
-        right = KNOWN_SLIPS.get(dotted) or near(path[-1].lower(), known.inside(path[:-1]) or ())
-        refused = (path[0] if len(path) > 1 else "") in known.refuses
-        yield config.finding(
-            rule,
-            "error" if refused or right else "warning",
-            dotted,
-            f"no key of {known.reader} {known.version}: {known.effect}",
-            f"did you mean {right}?" if right else "remove it",
-            config.moved(dotted, ".".join((*path[:-1], right))) if right else (),
-        )
+        elif not (dotted in known.removed or path[-1].startswith("_")):
+            # Another rule covers removed keys; people use keys with a leading underscore as comments.
+            right = KNOWN_SLIPS.get(dotted) or near(path[-1].lower(), known.inside(path[:-1]) or ())
+            refused = (path[0] if len(path) > 1 else "") in known.refuses
+            yield config.finding(
+                rule,
+                "error" if refused or right else "warning",
+                dotted,
+                f"no key of {known.reader} {known.version}: {known.effect}",
+                f"did you mean {right}?" if right else "remove it",
+                config.moved(dotted, ".".join((*path[:-1], right))) if right else (),
+            )
 
 
 def _removed(config: Config) -> list[str]:

@@ -3,6 +3,7 @@ sets."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -32,15 +33,13 @@ def broken_line(text: str, found: Sequence[Command]) -> Iterator[Finding]:
     """A shell ends a command at the end of a line without a backslash, or with a blank behind it."""
     launches = {command.line: command for command in found}
     raw = text.splitlines()
-    last: Command | None = None
-    for line in shell_lines(text):
-        number, first = number_of(line, text), said(line, text)[0]
+    for before, line in itertools.pairwise(shell_lines(text)):
+        last, number, first = launches.get(number_of(before, text)), number_of(line, text), said(line, text)[0]
         if last is not None and first.startswith("--"):
             blank = re.search(r"\\[ \t]+$", raw[number - 2]) if number > 1 else None
             why = f"{first[:60]} is a command of its own here: the launch ends before it"
             fix = "remove the blank behind the backslash above" if blank else "end the line above with a backslash"
             yield Finding("broken-line", "error", last.file, number, "", why, fix)
-        last = launches.get(number)
 
 
 def _known(command: Command) -> dict[str, bool]:
@@ -108,16 +107,16 @@ def unset_variables(text: str, found: Sequence[Command], given: Sequence[str] = 
     if re.search(r"(?m)^[ \t]*(?:source|\.)[ \t]", text):
         return  # another file may set them
     known = {*_SET.findall(text), *re.findall(r"\w+", " ".join(_SET_TOO.findall(text))), *given}
-    for command in found:
-        for option, value in _SIZE.findall(command.text):
-            arithmetic = value.startswith("$((")
-            for name in dict.fromkeys(re.findall(r"[A-Za-z_]\w*", value)):
-                if name in known or _GIVEN.match(name):
-                    continue
-                meant = near(name, known)
-                severity: Severity = "warning" if meant else "note"
-                why = (
-                    f"{name} is set nowhere here, and is {'0' if arithmetic else 'empty'} unless the environment has it"
-                )
-                fix = f"did you mean {meant}?" if meant else f"set it, or write ${{{name}:?}} to stop without it"
-                yield command.finding("unset-variable", severity, option, why, fix)
+    asked = (
+        (command, option, name, value.startswith("$(("))
+        for command in found
+        for option, value in _SIZE.findall(command.text)
+        for name in dict.fromkeys(re.findall(r"[A-Za-z_]\w*", value))
+    )
+    for command, option, name, arithmetic in asked:
+        if name not in known and not _GIVEN.match(name):
+            meant = near(name, known)
+            severity: Severity = "warning" if meant else "note"
+            why = f"{name} is set nowhere here, and is {'0' if arithmetic else 'empty'} unless the environment has it"
+            fix = f"did you mean {meant}?" if meant else f"set it, or write ${{{name}:?}} to stop without it"
+            yield command.finding("unset-variable", severity, option, why, fix)

@@ -37,10 +37,8 @@ def _has_bf16(config: Config) -> bool:
 
 def _scheduler(config: Config) -> str | None:
     """The correct name of a misspelt scheduler."""
-    name = config.get("scheduler.type")
-    if not isinstance(name, str) or name in SCHEDULERS:
-        return None
-    return next((known for known in SCHEDULERS if known.lower() == name.lower()), None)
+    name = str(config.get("scheduler.type"))
+    return next((known for known in SCHEDULERS if known.lower() == name.lower() and known != name), None)
 
 
 table(

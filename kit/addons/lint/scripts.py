@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,11 +58,13 @@ def launches(
     started = dict.fromkeys(path.parent / name for name in _STARTS.findall(text)) if follow and not found else ()
     if others := [other for other in started if other.is_file() and other.name != path.name]:
         return [finding for other in others[:20] for finding in script(other, given, named, follow=False)]
-    findings = unread(text, path.name, len(found))
-    findings += [*line_rules.broken_line(text, found), *line_rules.unset_variables(text, found, variables)]
-    for command in found:
-        findings += [finding for each in CHECKS["launch"] for finding in each(command)]
-        findings += named(path, command, given)
+    of_lines = (
+        [*(finding for each in CHECKS["launch"] for finding in each(command)), *named(path, command, given)]
+        for command in found
+    )
+    of_text = (unread(text, path.name, len(found)), line_rules.broken_line(text, found))
+    unset = line_rules.unset_variables(text, found, variables)
+    findings = itertools.chain(*of_text, unset, *of_lines)
     return list({str(finding): finding for finding in findings}.values())
 
 

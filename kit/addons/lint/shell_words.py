@@ -86,7 +86,7 @@ class _Scanner:
         words: list[Word] = []
         own: dict[str, str | None] = {}
         while self._skip_blanks():
-            if not words and (assigned := _ASSIGNS.match(self.text, self.at)):
+            if not words and (assigned := self._passed(_ASSIGNS)):
                 self._assignment(assigned, own, self.depth > 0 or conditional)
                 continue
             words += self._word()
@@ -100,23 +100,24 @@ class _Scanner:
             self.variables |= own
         return Line(tuple(words), {**self.variables, **own})
 
+    def _passed(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """What stands here; the scanner goes behind it."""
+        if found := pattern.match(self.text, self.at):
+            self.at = found.end()
+        return found
+
     def _skip_blanks(self) -> bool:
         """To the next word of this command, behind redirections; False at its end."""
-        self._skip_blanks_alone()
-        while redirected := _REDIRECTED.match(self.text, self.at):
-            self.at = redirected.end()
+        self._passed(_BLANKS)
+        while redirected := self._passed(_REDIRECTED):
             if redirected[1] is None and self._skip_blanks():
                 self._word()
-            self._skip_blanks_alone()
+            self._passed(_BLANKS)
         return self.text[self.at : self.at + 1] not in ("", *"\n;&|()")
-
-    def _skip_blanks_alone(self) -> None:
-        found = _BLANKS.match(self.text, self.at)
-        self.at = found.end() if found else self.at
 
     def _assignment(self, assigned: re.Match[str], own: dict[str, str | None], conditional: bool) -> None:
         """``own``: the variables of this command, which a value is added to. An array is the script's."""
-        name, self.at = assigned[1], assigned.end()
+        name = assigned[1]
         if self.text.startswith("(", self.at):
             self.at += 1
             words = self._elements()
@@ -173,9 +174,8 @@ class _Scanner:
 
     def _expansion(self) -> str | list[Word] | None:
         """What ``$`` or a backtick makes. An array of words, where it is one."""
-        found = _EXPANSION.match(self.text, self.at)
+        begin, found = self.at, self._passed(_EXPANSION)
         assert found is not None, "begins with a dollar sign or a backtick"
-        begin, self.at = self.at, found.end()
         if found["command"]:
             self.at = self._closing()
             inner = self.text[begin + 2 : self.at - 1]
@@ -195,12 +195,9 @@ class _Scanner:
 
     def _closing(self) -> int:
         """The place behind the parenthesis that closes the one before this place."""
-        depth = 1
-        for sign in re.compile("[()]").finditer(self.text, self.at):
-            depth += 1 if sign[0] == "(" else -1
-            if depth == 0:
-                return sign.end()
-        return len(self.text) + 1
+        signs, same = itertools.tee(re.compile("[()]").finditer(self.text, self.at))
+        depths = itertools.accumulate(1 if sign[0] == "(" else -1 for sign in same)
+        return next((sign.end() for sign, depth in zip(signs, depths, strict=True) if depth < 0), len(self.text) + 1)
 
     def _computed(self, inner: str) -> str | None:
         """Whole numbers of ``$((…))`` and ``$(expr …)``."""

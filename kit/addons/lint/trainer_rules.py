@@ -49,16 +49,12 @@ OF_THE_TRAINER = {
 
 
 def _is_trainers(command: Command) -> bool:
+    """``--deepspeed FILE`` is the Trainer's; DeepSpeed's own --deepspeed is a switch."""
     return (
         bool(OF_THE_TRAINER & command.argument_names)
-        or _reads_deepspeed(command)
+        or command.argument("deepspeed") is not None
         or command.argument("fsdp") is not None
     )
-
-
-def _reads_deepspeed(command: Command) -> bool:
-    """``--deepspeed FILE`` is the Trainer's; DeepSpeed's own --deepspeed is a switch."""
-    return command.argument("deepspeed") is not None
 
 
 def _dropped(command: Command) -> list[str]:
@@ -79,7 +75,7 @@ def _dropped(command: Command) -> list[str]:
 def contradicts_config(command: Command, config: Config) -> Iterator[Finding]:
     """transformers/integrations/deepspeed.py, fill_match, compares these keys with the arguments, given or not;
     trainer_config_finalize stops at a difference."""
-    for dotted, expected, said in _expected(command) if _reads_deepspeed(command) else ():
+    for dotted, expected, said in _expected(command) if command.argument("deepspeed") is not None else ():
         there = config.get(dotted)
         if there is not None and there != expected and not isinstance(there, str):  # "auto"; of a number: text-value
             why = f"{said}, and {dotted} is {str(there).lower()}: the Trainer stops at the difference"
