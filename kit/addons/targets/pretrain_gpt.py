@@ -33,13 +33,14 @@ Args = list[str]
 def why_not(plan: Plan) -> str | None:
     """Why Megatron-LM's pretrain_gpt.py cannot run the plan; None if it has flags for all settings."""
     model, job, scaling = plan.model, plan.job, plan.model.rope_scaling or {}
-    if job.objective != "pretrain":
-        said = f"job.objective is {job.objective}, and pretrain_gpt.py trains on whole documents"
-        return f"{said}, without a mask of the prompt"
     keys = {f"{section}.{key}" for section, values in megatron_settings(plan).items() for key in values}
     unknown = sorted(keys - _FLAGS.keys())
+    said = (
+        f"job.objective is {job.objective}, and pretrain_gpt.py trains on whole documents, without a mask of the prompt"
+    )
     kind, factor = scaling.get("rope_type", "default"), scaling.get("factor", 1.0)
     reasons = {
+        said: job.objective != "pretrain",
         f"it has no flag for {', '.join(unknown[:1])} of megatron.yaml": unknown,
         "--muon-fp32-matmul-prec takes low, medium or high, and fp32 is highest": (
             job.optimizer.name == "muon" and job.precision == "fp32"
@@ -59,7 +60,9 @@ def pretrain_gpt_arguments(plan: Plan) -> list[Args]:
     """Flags and their values, one list each, unquoted. Pure and deterministic."""
     settings = megatron_settings(plan)
     found = [
-        _FLAGS[f"{section}.{key}"](value, settings) for section, keys in settings.items() for key, value in keys.items()
+        _words(f"{section}.{key}", value, settings["transformer_config"])
+        for section, keys in settings.items()
+        for key, value in keys.items()
     ]
     found += _job_arguments(plan)
     return [args for args in found if args]
@@ -155,16 +158,7 @@ def _job_arguments(plan: Plan) -> list[Args]:
     ]
 
 
-def _value(flag: str) -> Callable[[Any, Mapping[str, Any]], Args]:
-    return lambda value, _: [flag, str(value)]
-
-
-def _if(flag: str, when: Any = True) -> Callable[[Any, Mapping[str, Any]], Args]:
-    """The flag without a value, if the setting equals ``when``."""
-    return lambda value, _: [flag] if value == when else []
-
-
-def _same(expected: Any) -> Callable[[Any, Mapping[str, Any]], Args]:
+def _same(*expected: Any) -> Callable[[Any, Mapping[str, Any]], Args]:
     """No flag: these values are Megatron-LM's behaviour without a flag."""
 
     def args(value: Any, _: Mapping[str, Any]) -> Args:
@@ -174,147 +168,144 @@ def _same(expected: Any) -> Callable[[Any, Mapping[str, Any]], Args]:
     return args
 
 
-def _covered_by_another_flag(value: Any, settings: Mapping[str, Any]) -> Args:
-    """No flag: the flag of another key also sets this value."""
-    return []
-
-
-def _query_groups(value: Any, settings: Mapping[str, Any]) -> Args:
-    if value == settings["transformer_config"]["num_attention_heads"]:
-        return []
-    return ["--num-query-groups", str(value)]  # with --group-query-attention below
-
-
-def _activation(value: Any, settings: Mapping[str, Any]) -> Args:
-    gated = settings["transformer_config"]["gated_linear_unit"]
-    # Without a flag: gelu fused with the bias, by the tangent (fusions/fused_bias_gelu.py).
-    return {("silu", True): ["--swiglu"], ("gelu_tanh", False): []}[value, gated]
-
-
-def _virtual_stages(value: Any, settings: Mapping[str, Any]) -> Args:
-    if "pipeline_model_parallel_layout" in settings["transformer_config"]:
-        return []  # the layout string says it
-    return ["--num-virtual-stages-per-pipeline-rank", str(value)]
-
-
-def _per_token_loss(value: Any, settings: Mapping[str, Any]) -> Args:
+def _per_token_loss(value: Any, config: Mapping[str, Any]) -> Args:
     """No flag if routers have a loss, because the flag would divide that loss by the ranks that share a sequence
     (moe/router.py). In pretraining all tokens count, so the mean over micro batches is the same."""
-    config = settings["transformer_config"]
-    if "moe_aux_loss_coeff" in config or "moe_z_loss_coeff" in config:
-        return []
-    return ["--calculate-per-token-loss"] if value else []
+    has_loss = "moe_aux_loss_coeff" in config or "moe_z_loss_coeff" in config
+    return ["--calculate-per-token-loss"] if value and not has_loss else []
 
 
-def _gradient_dtype(value: Any, settings: Mapping[str, Any]) -> Args:
-    """arguments.py, validate_args, turns the first flag on by itself in bf16, unless it reads the second."""
-    return ["--accumulate-allreduce-grads-in-fp32" if value else "--grad-reduce-in-bf16"]
-
-
+_OF_ANOTHER = ""
+"""No flag: that of another key sets this value too."""
 _DTYPES = ("float32", "bfloat16", "float16")
-_FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
-    "parallel_state.tensor_model_parallel_size": _covered_by_another_flag,
-    "parallel_state.pipeline_model_parallel_size": _covered_by_another_flag,
-    "parallel_state.context_parallel_size": _covered_by_another_flag,
-    "parallel_state.virtual_pipeline_model_parallel_size": _covered_by_another_flag,
-    "parallel_state.expert_model_parallel_size": _covered_by_another_flag,
-    "parallel_state.expert_tensor_parallel_size": _covered_by_another_flag,
-    "transformer_config.num_layers": _value("--num-layers"),
-    "transformer_config.mtp_num_layers": _value("--mtp-num-layers"),
-    "transformer_config.mtp_loss_scaling_factor": _value("--mtp-loss-scaling-factor"),
-    "transformer_config.hidden_size": _value("--hidden-size"),
-    "transformer_config.ffn_hidden_size": _value("--ffn-hidden-size"),
-    "transformer_config.num_attention_heads": _value("--num-attention-heads"),
-    "transformer_config.num_query_groups": _query_groups,
-    "transformer_config.kv_channels": _value("--kv-channels"),
-    "transformer_config.normalization": _value("--normalization"),
-    "transformer_config.layernorm_epsilon": _value("--norm-epsilon"),
-    "transformer_config.activation_func": _activation,
-    "transformer_config.gated_linear_unit": _covered_by_another_flag,
-    "transformer_config.add_bias_linear": _if("--disable-bias-linear", when=False),
-    "transformer_config.add_qkv_bias": _if("--add-qkv-bias"),
-    "transformer_config.qk_layernorm": _if("--qk-layernorm"),
-    "transformer_config.hidden_dropout": _value("--hidden-dropout"),
-    "transformer_config.attention_dropout": _value("--attention-dropout"),
-    "transformer_config.gradient_accumulation_fusion": _if("--no-gradient-accumulation-fusion", when=False),
+_FLAGS: dict[str, str | Callable[[Any, Mapping[str, Any]], Args]] = {
+    "parallel_state.tensor_model_parallel_size": _OF_ANOTHER,
+    "parallel_state.pipeline_model_parallel_size": _OF_ANOTHER,
+    "parallel_state.context_parallel_size": _OF_ANOTHER,
+    "parallel_state.virtual_pipeline_model_parallel_size": _OF_ANOTHER,
+    "parallel_state.expert_model_parallel_size": _OF_ANOTHER,
+    "parallel_state.expert_tensor_parallel_size": _OF_ANOTHER,
+    "transformer_config.num_layers": "--num-layers",
+    "transformer_config.mtp_num_layers": "--mtp-num-layers",
+    "transformer_config.mtp_loss_scaling_factor": "--mtp-loss-scaling-factor",
+    "transformer_config.hidden_size": "--hidden-size",
+    "transformer_config.ffn_hidden_size": "--ffn-hidden-size",
+    "transformer_config.num_attention_heads": "--num-attention-heads",
+    "transformer_config.num_query_groups": lambda value, config: (  # with --group-query-attention below
+        [] if value == config["num_attention_heads"] else ["--num-query-groups", str(value)]
+    ),
+    "transformer_config.kv_channels": "--kv-channels",
+    "transformer_config.normalization": "--normalization",
+    "transformer_config.layernorm_epsilon": "--norm-epsilon",
+    # Without a flag: gelu fused with the bias, by the tangent (fusions/fused_bias_gelu.py).
+    "transformer_config.activation_func": lambda value, config: {
+        ("silu", True): ["--swiglu"],
+        ("gelu_tanh", False): [],
+    }[value, config["gated_linear_unit"]],
+    "transformer_config.gated_linear_unit": _OF_ANOTHER,
+    "transformer_config.add_bias_linear": lambda value, _: [] if value else ["--disable-bias-linear"],
+    "transformer_config.add_qkv_bias": "--add-qkv-bias",
+    "transformer_config.qk_layernorm": "--qk-layernorm",
+    "transformer_config.hidden_dropout": "--hidden-dropout",
+    "transformer_config.attention_dropout": "--attention-dropout",
+    "transformer_config.gradient_accumulation_fusion": lambda value, _: (
+        [] if value else ["--no-gradient-accumulation-fusion"]
+    ),
     "transformer_config.calculate_per_token_loss": _per_token_loss,
-    "transformer_config.bf16": _if("--bf16"),
-    "transformer_config.params_dtype": _same(_DTYPES),
-    "transformer_config.pipeline_dtype": _same(_DTYPES),
-    "transformer_config.tensor_model_parallel_size": _value("--tensor-model-parallel-size"),
-    "transformer_config.pipeline_model_parallel_size": _value("--pipeline-model-parallel-size"),
-    "transformer_config.context_parallel_size": _value("--context-parallel-size"),
-    "transformer_config.virtual_pipeline_model_parallel_size": _virtual_stages,
-    "transformer_config.pipeline_model_parallel_layout": _value("--pipeline-model-parallel-layout"),
-    "transformer_config.cp_comm_type": _value("--cp-comm-type"),
-    "transformer_config.sequence_parallel": _if("--sequence-parallel"),
-    "transformer_config.num_moe_experts": _value("--num-experts"),
-    "transformer_config.moe_router_topk": _value("--moe-router-topk"),
-    "transformer_config.moe_ffn_hidden_size": _value("--moe-ffn-hidden-size"),
-    "transformer_config.moe_router_pre_softmax": _if("--moe-router-pre-softmax"),
-    "transformer_config.moe_router_load_balancing_type": _value("--moe-router-load-balancing-type"),
-    "transformer_config.moe_aux_loss_coeff": _value("--moe-aux-loss-coeff"),
-    "transformer_config.moe_z_loss_coeff": _value("--moe-z-loss-coeff"),
-    "transformer_config.moe_expert_capacity_factor": _value("--moe-expert-capacity-factor"),
-    "transformer_config.moe_router_dtype": _value("--moe-router-dtype"),
-    "transformer_config.moe_token_dispatcher_type": _value("--moe-token-dispatcher-type"),
-    "transformer_config.moe_flex_dispatcher_backend": _value("--moe-flex-dispatcher-backend"),
-    "transformer_config.moe_shared_expert_overlap": _if("--moe-shared-expert-overlap"),
-    "transformer_config.overlap_moe_expert_parallel_comm": _if("--overlap-moe-expert-parallel-comm"),
-    "transformer_config.moe_grouped_gemm": _if("--moe-grouped-gemm"),
-    "transformer_config.moe_permute_fusion": _if("--moe-permute-fusion"),
-    "transformer_config.expert_model_parallel_size": _value("--expert-model-parallel-size"),
-    "transformer_config.expert_tensor_parallel_size": _value("--expert-tensor-parallel-size"),
+    "transformer_config.bf16": "--bf16",
+    "transformer_config.params_dtype": _same(*_DTYPES),
+    "transformer_config.pipeline_dtype": _same(*_DTYPES),
+    "transformer_config.tensor_model_parallel_size": "--tensor-model-parallel-size",
+    "transformer_config.pipeline_model_parallel_size": "--pipeline-model-parallel-size",
+    "transformer_config.context_parallel_size": "--context-parallel-size",
+    "transformer_config.virtual_pipeline_model_parallel_size": lambda value, config: (
+        []
+        if "pipeline_model_parallel_layout" in config  # which says it
+        else ["--num-virtual-stages-per-pipeline-rank", str(value)]
+    ),
+    "transformer_config.pipeline_model_parallel_layout": "--pipeline-model-parallel-layout",
+    "transformer_config.cp_comm_type": "--cp-comm-type",
+    "transformer_config.sequence_parallel": "--sequence-parallel",
+    "transformer_config.num_moe_experts": "--num-experts",
+    "transformer_config.moe_router_topk": "--moe-router-topk",
+    "transformer_config.moe_ffn_hidden_size": "--moe-ffn-hidden-size",
+    "transformer_config.moe_router_pre_softmax": "--moe-router-pre-softmax",
+    "transformer_config.moe_router_load_balancing_type": "--moe-router-load-balancing-type",
+    "transformer_config.moe_aux_loss_coeff": "--moe-aux-loss-coeff",
+    "transformer_config.moe_z_loss_coeff": "--moe-z-loss-coeff",
+    "transformer_config.moe_expert_capacity_factor": "--moe-expert-capacity-factor",
+    "transformer_config.moe_router_dtype": "--moe-router-dtype",
+    "transformer_config.moe_token_dispatcher_type": "--moe-token-dispatcher-type",
+    "transformer_config.moe_flex_dispatcher_backend": "--moe-flex-dispatcher-backend",
+    "transformer_config.moe_shared_expert_overlap": "--moe-shared-expert-overlap",
+    "transformer_config.overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm",
+    "transformer_config.moe_grouped_gemm": "--moe-grouped-gemm",
+    "transformer_config.moe_permute_fusion": "--moe-permute-fusion",
+    "transformer_config.expert_model_parallel_size": "--expert-model-parallel-size",
+    "transformer_config.expert_tensor_parallel_size": "--expert-tensor-parallel-size",
     "transformer_config.window_size": lambda value, _: ["--window-size", ",".join(map(str, value))],
     # arguments.py sets all three for interleaved stages, and frees outputs by default.
-    "transformer_config.deallocate_pipeline_outputs": _same((True,)),
-    "transformer_config.overlap_p2p_comm": _same((True,)),
-    "transformer_config.batch_p2p_comm": _same((False,)),
-    "transformer_config.recompute_granularity": _value("--recompute-granularity"),
-    "transformer_config.recompute_method": _value("--recompute-method"),
-    "transformer_config.recompute_num_layers": _value("--recompute-num-layers"),
+    "transformer_config.deallocate_pipeline_outputs": _same(True),
+    "transformer_config.overlap_p2p_comm": _same(True),
+    "transformer_config.batch_p2p_comm": _same(False),
+    "transformer_config.recompute_granularity": "--recompute-granularity",
+    "transformer_config.recompute_method": "--recompute-method",
+    "transformer_config.recompute_num_layers": "--recompute-num-layers",
     "transformer_config.recompute_modules": lambda value, _: ["--recompute-modules", *value],
-    "transformer_config.fp8": _value("--fp8-format"),
-    "transformer_config.fp8_recipe": _value("--fp8-recipe"),
-    "model.vocab_size": _covered_by_another_flag,
-    "model.max_sequence_length": _value("--max-position-embeddings"),
-    "model.share_embeddings_and_output_weights": _if("--untie-embeddings-and-output-weights", when=False),
-    "model.position_embedding_type": _value("--position-embedding-type"),
-    "transformer_config.fp8_param": _covered_by_another_flag,
-    "distributed_data_parallel.fp8_param_gather": _if("--fp8-param-gather"),
-    "distributed_data_parallel.reuse_grad_buf_for_mxfp8_param_ag": _if("--reuse-grad-buf-for-mxfp8-param-ag"),
-    "distributed_data_parallel.grad_reduce_in_fp32": _gradient_dtype,
-    "distributed_data_parallel.overlap_grad_reduce": _if("--overlap-grad-reduce"),
-    "distributed_data_parallel.use_distributed_optimizer": _if("--use-distributed-optimizer"),
-    "optimizer.optimizer": _value("--optimizer"),
-    "optimizer.lr": _value("--lr"),
-    "optimizer.adam_beta1": _value("--adam-beta1"),
-    "optimizer.adam_beta2": _value("--adam-beta2"),
-    "optimizer.sgd_momentum": _value("--sgd-momentum"),
-    "optimizer.adam_eps": _value("--adam-eps"),
-    "optimizer.muon_momentum": _value("--muon-momentum"),
-    "optimizer.muon_nesterov": _if("--muon-nesterov"),
-    "optimizer.muon_coefficient_type": _value("--muon-coefficient-type"),
-    "optimizer.muon_scale_mode": _value("--muon-scale-mode"),
-    "optimizer.muon_extra_scale_factor": _value("--muon-extra-scale-factor"),
-    "optimizer.muon_fp32_matmul_prec": _value("--muon-fp32-matmul-prec"),
-    "optimizer.muon_tp_mode": _value("--muon-tp-mode"),
-    "optimizer.weight_decay": _value("--weight-decay"),
-    "optimizer.clip_grad": _value("--clip-grad"),
-    "optimizer.optimizer_cpu_offload": _if("--optimizer-cpu-offload"),
-    "optimizer.optimizer_offload_fraction": _value("--optimizer-offload-fraction"),
-    "optimizer.overlap_cpu_optimizer_d2h_h2d": _if("--overlap-cpu-optimizer-d2h-h2d"),
-    "optimizer.use_precision_aware_optimizer": _if("--use-precision-aware-optimizer"),
-    "optimizer.exp_avg_dtype": _value("--exp-avg-dtype"),
-    "optimizer.exp_avg_sq_dtype": _value("--exp-avg-sq-dtype"),
-    "optimizer.main_grads_dtype": _value("--main-grads-dtype"),
-    "optimizer.fp8_recipe": _covered_by_another_flag,
-    "optimizer.reuse_grad_buf_for_mxfp8_param_ag": _covered_by_another_flag,
-    "optimizer.bf16": _covered_by_another_flag,
-    "optimizer.params_dtype": _same(_DTYPES),
-    "optimizer.use_distributed_optimizer": _covered_by_another_flag,
+    "transformer_config.fp8": "--fp8-format",
+    "transformer_config.fp8_recipe": "--fp8-recipe",
+    "model.vocab_size": _OF_ANOTHER,
+    "model.max_sequence_length": "--max-position-embeddings",
+    "model.share_embeddings_and_output_weights": lambda value, _: (
+        [] if value else ["--untie-embeddings-and-output-weights"]
+    ),
+    "model.position_embedding_type": "--position-embedding-type",
+    "transformer_config.fp8_param": _OF_ANOTHER,
+    "distributed_data_parallel.fp8_param_gather": "--fp8-param-gather",
+    "distributed_data_parallel.reuse_grad_buf_for_mxfp8_param_ag": "--reuse-grad-buf-for-mxfp8-param-ag",
+    # arguments.py, validate_args, turns the first flag on by itself in bf16, unless it reads the second.
+    "distributed_data_parallel.grad_reduce_in_fp32": lambda value, _: [
+        "--accumulate-allreduce-grads-in-fp32" if value else "--grad-reduce-in-bf16"
+    ],
+    "distributed_data_parallel.overlap_grad_reduce": "--overlap-grad-reduce",
+    "distributed_data_parallel.use_distributed_optimizer": "--use-distributed-optimizer",
+    "optimizer.optimizer": "--optimizer",
+    "optimizer.lr": "--lr",
+    "optimizer.adam_beta1": "--adam-beta1",
+    "optimizer.adam_beta2": "--adam-beta2",
+    "optimizer.sgd_momentum": "--sgd-momentum",
+    "optimizer.adam_eps": "--adam-eps",
+    "optimizer.muon_momentum": "--muon-momentum",
+    "optimizer.muon_nesterov": "--muon-nesterov",
+    "optimizer.muon_coefficient_type": "--muon-coefficient-type",
+    "optimizer.muon_scale_mode": "--muon-scale-mode",
+    "optimizer.muon_extra_scale_factor": "--muon-extra-scale-factor",
+    "optimizer.muon_fp32_matmul_prec": "--muon-fp32-matmul-prec",
+    "optimizer.muon_tp_mode": "--muon-tp-mode",
+    "optimizer.weight_decay": "--weight-decay",
+    "optimizer.clip_grad": "--clip-grad",
+    "optimizer.optimizer_cpu_offload": "--optimizer-cpu-offload",
+    "optimizer.optimizer_offload_fraction": "--optimizer-offload-fraction",
+    "optimizer.overlap_cpu_optimizer_d2h_h2d": "--overlap-cpu-optimizer-d2h-h2d",
+    "optimizer.use_precision_aware_optimizer": "--use-precision-aware-optimizer",
+    "optimizer.exp_avg_dtype": "--exp-avg-dtype",
+    "optimizer.exp_avg_sq_dtype": "--exp-avg-sq-dtype",
+    "optimizer.main_grads_dtype": "--main-grads-dtype",
+    "optimizer.fp8_recipe": _OF_ANOTHER,
+    "optimizer.reuse_grad_buf_for_mxfp8_param_ag": _OF_ANOTHER,
+    "optimizer.bf16": _OF_ANOTHER,
+    "optimizer.params_dtype": _same(*_DTYPES),
+    "optimizer.use_distributed_optimizer": _OF_ANOTHER,
 }
-"""Key of megatron.yaml → the flag for its value."""
+"""Key of megatron.yaml → its flag, with the value or, for a switch that is on, without; or the words for a value beside
+its ``transformer_config``."""
+
+
+def _words(key: str, value: Any, config: Mapping[str, Any]) -> Args:
+    flag = _FLAGS[key]
+    if not isinstance(flag, str):
+        return flag(value, config)
+    return [] if flag == _OF_ANOTHER or value is False else [flag] if value is True else [flag, str(value)]
 
 
 def _told(plan: Plan) -> list[str]:

@@ -259,10 +259,10 @@ def _verl_script(plan: Plan) -> str:
 
 def _openrlhf_script(plan: Plan) -> str:
     module = {"grpo": "train_ppo_ray", "dpo": "train_dpo", "reward": "train_rm"}[plan.job.objective]
-    words = []
-    for key, value in openrlhf_flags(plan).items():
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        words.append(shlex.join([f"--{key}", *map(str, values)]))
+    given = {key: value if isinstance(value, list) else [value] for key, value in openrlhf_flags(plan).items()}
+    words = [
+        shlex.join([f"--{key}", *(str(each) for each in values if each is not True)]) for key, values in given.items()
+    ]
     command = f"python -m openrlhf.cli.{module}"
     yours = "openrlhf.sh --actor.model_name_or_path DIR --data.prompt_dataset DATA --reward.remote_url reward.py"
     if plan.job.objective != "grpo":
