@@ -105,14 +105,13 @@ class Answer:
     def cluster_sizes(self) -> list[ClusterSpec]:
         """A quarter, half, twice and four times the cluster: other numbers of its nodes, or of GPUs in one."""
         cluster = self.recipe.cluster
-        by_gpus = catalog_cluster(cluster_text(self.recipe)) == cluster
-        found = []
-        for number in (round(cluster.num_gpus * part) for part in _SIZES):
-            nodes, rest = divmod(number, cluster.gpus_per_node)
-            if by_gpus:
-                found.append(catalog_cluster(f"{number}x{cluster.gpu.name}"))
-            elif nodes and not rest and (nodes == 1 or cluster.inter_node_gbytes_per_s):
-                found.append(changed(cluster, num_nodes=nodes))
+        numbers = [round(cluster.num_gpus * part) for part in _SIZES]
+        if catalog_cluster(cluster_text(self.recipe)) == cluster:
+            found = [catalog_cluster(f"{number}x{cluster.gpu.name}") for number in numbers]
+        else:
+            most = MOST_GPUS if cluster.inter_node_gbytes_per_s else 1
+            cut = [divmod(number, cluster.gpus_per_node) for number in numbers]
+            found = [changed(cluster, num_nodes=nodes) for nodes, rest in cut if not rest and 1 <= nodes <= most]
         return [each for each in dict.fromkeys(found) if each is not None and each.num_gpus <= MOST_GPUS]
 
 

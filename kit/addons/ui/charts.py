@@ -45,42 +45,46 @@ def layouts(answer: Answer) -> dict[str, Any]:
     top = _MOST_MEMORY * whole
     slowest = _MOST_TIME * min(each.step_time_s for each in answer.comparison.layouts)
     chosen = answer.view and answer.view.layout
-    series: list[dict[str, Any]] = []
-    for engine, color in ENGINE_COLORS.items():
-        own = [each for each in answer.comparison.layouts if each.layout.engine == engine]
-        points = [
-            {
-                "name": f"{spoken(each.name)}<br>{human_seconds(each.step_time_s)} a step, {each.peak_gib:.1f} GiB"
-                + ("" if each.fits else ", does not fit"),
-                "id": each.name,
-                "value": [min(each.step_time_s, slowest), min(each.peak_gib, top)],
-                "itemStyle": {"opacity": 0.75 if each.fits else 0.2},
-            }
-            for each in own
-        ]
-        series.append(
-            {"type": "scatter", "name": ENGINE_NAMES[engine], "symbolSize": 8, "color": color, "data": points}
-        )
-    front = [[min(each.step_time_s, slowest), each.peak_gib] for each in pareto_front(answer.comparison.layouts)]
-    series.append(
+    series: list[dict[str, Any]] = [
         {
-            "type": "line", "name": "Pareto front", "step": "end", "symbol": "none", "color": "#8a63d2", "data": front,
+            "type": "scatter", "name": ENGINE_NAMES[engine], "symbolSize": 8, "color": color,
+            "data": [
+                {
+                    "name": f"{spoken(each.name)}<br>{human_seconds(each.step_time_s)} a step, {each.peak_gib:.1f} GiB"
+                    + ("" if each.fits else ", does not fit"),
+                    "id": each.name,
+                    "value": [min(each.step_time_s, slowest), min(each.peak_gib, top)],
+                    "itemStyle": {"opacity": 0.75 if each.fits else 0.2},
+                }
+                for each in answer.comparison.layouts
+                if each.layout.engine == engine
+            ],
+        }
+        for engine, color in ENGINE_COLORS.items()
+    ]  # fmt: skip
+    series += [
+        {
+            "type": "line", "name": "Pareto front", "step": "end", "symbol": "none", "color": "#8a63d2",
+            "data": [
+                [min(each.step_time_s, slowest), each.peak_gib] for each in pareto_front(answer.comparison.layouts)
+            ],
             "silent": True,
             "markLine": {
                 "symbol": "none", "silent": True, "data": [{"yAxis": usable, "name": "limit"}],
                 "lineStyle": {"color": "#d33"},
                 "label": {"formatter": f"{usable:.1f} GiB usable", "position": "insideEndTop"},
             },
-        }
-    )  # fmt: skip
-    ring = [each for each in answer.comparison.layouts if each.name == chosen]
-    series.append(
+        },
         {
             "type": "scatter", "name": "the plan", "symbolSize": 18, "symbol": "circle", "silent": True,
             "itemStyle": {"color": "transparent", "borderColor": "#8a63d2", "borderWidth": 3},
-            "data": [[min(each.step_time_s, slowest), each.peak_gib] for each in ring],
-        }
-    )  # fmt: skip
+            "data": [
+                [min(each.step_time_s, slowest), each.peak_gib]
+                for each in answer.comparison.layouts
+                if each.name == chosen
+            ],
+        },
+    ]  # fmt: skip
     fitting = sum(each.fits for each in answer.comparison.layouts)
     text = f"{len(answer.comparison.layouts)} layouts, {fitting} of them fit: step time against memory of a GPU"
     return _chart(text, series) | {
@@ -182,9 +186,12 @@ def cost(points: Iterable[ClusterCost]) -> dict[str, Any]:
         }
     ]  # fmt: skip
     # Twice the GPUs take half the time: on a logarithmic axis their labels have equal room.
-    halves = {"type": "log", "logBase": 2, "min": min(times) / _ROOM, "max": max(times) * _ROOM}
-    halves["axisLabel"] = {
-        ":formatter": "value => Number(value.toPrecision(2))", **_LABELS, "showMinLabel": False, "showMaxLabel": False,
+    halves = {
+        "type": "log", "logBase": 2, "min": min(times) / _ROOM, "max": max(times) * _ROOM,
+        "axisLabel": {
+            ":formatter": "value => Number(value.toPrecision(2))", **_LABELS, "showMinLabel": False,
+            "showMaxLabel": False,
+        },
     }  # fmt: skip
     return _chart(text, series) | {
         "legend": {"show": False},

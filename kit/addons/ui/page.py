@@ -303,9 +303,8 @@ class _Page:
             self._fill({"pin": state.pin}, {"pin": pins})
             self._say(found.refused)
             if found.view is not None:
-                layouts = found.comparison.layouts
-                fitting = sum(each.fits for each in layouts)
-                self.status.text = f"{len(layouts)} layouts compared, {fitting} fit; the plan: {found.view.words}"
+                fits = [each.fits for each in found.comparison.layouts]
+                self.status.text = f"{len(fits)} layouts compared, {sum(fits)} fit; the plan: {found.view.words}"
             self.results.clear()
             with self.results:
                 self._results(found)

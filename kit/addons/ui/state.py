@@ -123,17 +123,17 @@ def offer(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
     Raises ``SpecError``.
     """
-    offered: dict[str, dict[str, Any]] = {}
-    for path in paths:
-        if path.suffix not in (".yaml", ".yml"):
-            data = {"model": strict_yaml.to_plain(load_model(path))}
-        elif "model" in strict_yaml.read(path).data or "extends" in strict_yaml.read(path).data:
-            recipe = load_recipe(path)
-            data = {key: strict_yaml.to_plain(getattr(recipe, key)) for key in ("model", "cluster", "job", "layout")}
-        else:
-            data = {"cluster": strict_yaml.to_plain(parse_cluster(str(path)))}
-        offered[path.resolve().name] = data
-    return offered
+    return {path.resolve().name: _sections(path) for path in paths}
+
+
+def _sections(path: Path) -> dict[str, Any]:
+    """The sections of a recipe that a file gives."""
+    if path.suffix not in (".yaml", ".yml"):
+        return {"model": strict_yaml.to_plain(load_model(path))}
+    if {"model", "extends"} & strict_yaml.read(path).data.keys():
+        recipe = load_recipe(path)
+        return {key: strict_yaml.to_plain(getattr(recipe, key)) for key in ("model", "cluster", "job", "layout")}
+    return {"cluster": strict_yaml.to_plain(parse_cluster(str(path)))}
 
 
 def _parsed(text: str) -> strict_yaml.Document:
