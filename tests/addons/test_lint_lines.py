@@ -26,6 +26,7 @@ SCRIPTS = (
     "torchrun --nproc_per_node 8 t.py # --seed 2",
     "N=3\ntorchrun --nproc_per_node 8 t.py --seed $N>/dev/stdout 2>/dev/null",
     'torchrun --nproc_per_node 8 t.py --seed "4">&1 <<<no 2>&1',
+    "N=4\ntorchrun --nproc_per_node $((N * (3 - 1))) t.py --seed $(expr $N \\* 2) --bf16",
 )
 
 
