@@ -7,11 +7,12 @@ reason names the field.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from kit.cost.time.elementwise import LOW_PRECISIONS
 from kit.specs.job import OptimizerName, Precision
+from kit.specs.layout import RecomputeModule
 from kit.specs.optimizers import BLOCK
 
 ENGINES = {
@@ -203,6 +204,29 @@ def offload_of(job: Row) -> Offload:
         place="nvme" if nvme else "cpu",
         steps_on_device="update on gpu" in text,
     )
+
+
+_MODULES: dict[str, str] = {name: name for name in get_args(RecomputeModule)} | {
+    "norm": "layernorm",
+    "act": "moe_act",
+    "op": "op",
+    "preset": "op",
+}
+"""Words for what selective recompute covers → Megatron's module, or ``op``: torchtitan's policy, also as its preset."""
+
+
+def recomputed_modules(words: str) -> frozenset[str]:
+    """What selective recompute covers; attention's core where it names nothing."""
+    named = frozenset(_MODULES[word] for word in re.findall(r"[a-z_]+", words.lower()) if word in _MODULES)
+    return named or frozenset({"core_attn"})
+
+
+def recomputed_layers(words: str, layers: int) -> int | None:
+    """How many of ``layers`` full recompute recomputes (of a chunk, with Megatron's ``block``); null: all."""
+    if every := re.search(r"every (\d+)(?:nd|rd|th) layer", words):
+        return max(1, layers // int(every.group(1)))
+    block = re.search(r"block\D*(\d+)", words)
+    return int(block.group(1)) if block else None
 
 
 def dispatcher_of(row: Row) -> str | None:

@@ -21,6 +21,8 @@ from benchmarks.accuracy.fields import (
     optimizer_of,
     precision_of_layers,
     program_of,
+    recomputed_layers,
+    recomputed_modules,
     require,
 )
 from benchmarks.accuracy.fsdp_rows import with_fsdp
@@ -99,8 +101,6 @@ def workload_of(row: Row) -> PublishedWorkload:
     compiled = bool(job.get("compile"))
     moe, lora = model.get("moe") or {}, lora_of(row)
     recompute: Recompute = "none" if "empty module list" in detail else job.get("recompute") or "none"
-    modules = re.findall(r"[a-z_]+", detail.partition("modules=")[2])
-    modules = modules or (["op"] if "op" in detail or "preset" in detail else ["core_attn"])
     weight_bytes, gradient_bytes, optimizer_bytes = state_widths(row, optimizer)
     workload = PublishedWorkload(
         model=model_of_row(row, model.get("mtp_num_layers") or 0),
@@ -146,9 +146,9 @@ def workload_of(row: Row) -> PublishedWorkload:
         attention_dropout=bool(model.get("attention_dropout")),
         grouped_gemm=bool(moe.get("grouped_gemm")),
         lora=lora,
-        recompute_modules=frozenset(modules if recompute == "selective" else ()),
-        recompute_every=_stated(detail, "uniform"),
-        recompute_layers=_recomputed_layers(detail, model["num_layers"]),
+        recompute_modules=recomputed_modules(detail) if recompute == "selective" else frozenset(),
+        recompute_every=_uniform(detail),
+        recompute_layers=recomputed_layers(detail, model["num_layers"]),
         parameters_offload=offload.parameters,
         activation_offload=offload.activations and offload.layers is None,
         offloaded_layers=offload.layers or 0,
@@ -184,13 +184,6 @@ def _compiled_loss(row: Row, kernels: str) -> bool:
     return _chunked_loss(row["job"], kernels) if kernels == "torchtune" else kernels == "torchtitan" and since
 
 
-def _recomputed_layers(detail: str, layers: int) -> int | None:
-    """How many layers (of a chunk, with Megatron's ``block``) full recompute recomputes; null: all."""
-    if every := re.search(r"every (\d+)(?:nd|rd|th) layer", detail):
-        return layers // int(every.group(1))
-    return _stated(detail, "block") if "method=block" in detail else None
-
-
 def _uncounted_layers(job: Row, layers: int) -> int:
     """Layers whose GEMMs run in nvfp4: an operator of torchao's own, which no list of a recompute policy names
     (torchtitan, components/quantization/nvfp4.py)."""
@@ -201,9 +194,9 @@ def _uncounted_layers(job: Row, layers: int) -> int:
     return int(first.group(1)) if first else layers
 
 
-def _stated(detail: str, method: str) -> int:
-    """``num_layers`` of ``method=… num_layers=…``; 1 where another method is meant."""
-    found = re.search(rf"method={method} num_layers=(\d+)", detail)
+def _uniform(detail: str) -> int:
+    """Layers of a step of Megatron's ``uniform``; 1 where another method is meant."""
+    found = re.search(r"method=uniform num_layers=(\d+)", detail)
     return int(found.group(1)) if found else 1
 
 

@@ -34,14 +34,14 @@ The column **constant MFU** predicts with one MFU, the best one for these rows. 
 model) has the same weight.
 """
 XTUNER = """
-In xtuner's set (256 H800) all layouts with 8 stages ran 7 to 16 % slower than predicted, and all with 32 stages 4 to
+In xtuner's set (256 H800) all layouts with 8 stages ran 7 to 17 % slower than predicted, and all with 32 stages 3 to
 12 % faster. Both compute each layer as often, send as much inside a node and have room in memory. NVIDIA measured two
 layouts of that set on 256 H100 ([elsewhere](accuracy-elsewhere.md)) and found the opposite order:
 
 | layout | xtuner, H800 | predicted | NVIDIA, H100 | predicted |
 |---|---|---|---|---|
-| 8 stages, experts over four nodes by DeepEP | 25.7 s | 22.6 s | 19.7 s | 22.4 s |
-| 32 stages, experts inside a node | 22.4 s | 23.2 s | 24.2 s | 21.2 s |
+| 8 stages, experts over four nodes by DeepEP | 25.7 s | 22.4 s | 19.7 s | 22.2 s |
+| 32 stages, experts inside a node | 22.4 s | 23.1 s | 24.2 s | 21.1 s |
 
 The H100 has faster links inside a node, but the layout that stays inside a node is the slower one there. The links
 do not explain this; the releases of the software may.

@@ -27,6 +27,8 @@ from benchmarks.accuracy.fields import (
     program_of,
     published_by,
     recent_nvidia,
+    recomputed_layers,
+    recomputed_modules,
     require,
     torchtitan,
 )
@@ -117,7 +119,8 @@ def run_of(row: Row) -> PublishedWorkload:
         cross_entropy="te" if recent_nvidia(row) else "unfused",
         lora=lora,
     )
-    workload, code = with_recompute(workload, job.get("recompute") or "none"), row.get("code") or {}
+    words = f"{job.get('recompute') or 'none'}: {job.get('recompute_detail') or ''}"
+    workload, code = with_recompute(workload, words), row.get("code") or {}
     # Where a row brings what is known of the code that ran, that stands for what its words let one guess.
     execution = replace(workload.execution, **code.get("execution", {}))
     return replace(workload, execution=execution, **code.get("workload", {}))
@@ -130,16 +133,12 @@ def transformers_only(row: Row) -> None:
 
 
 def with_recompute(workload: PublishedWorkload, words: str) -> PublishedWorkload:
-    """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing."""
-    words, layers, modules = words.lower(), None, frozenset[str]()
-    mode = next((mode for mode in ("full", "selective") if words.startswith(mode)), "none")
-    if mode == "selective" and "every 2nd layer" in words:
-        layout = workload.layout
-        mode, layers = "full", max(1, workload.num_layers // (2 * layout.pp * layout.vp))
-    elif mode == "selective":
-        named = ["op"] if "per-op" in words else re.findall(r"[a-z_]+", words.partition(":")[2])
-        modules = frozenset(named or ["core_attn"])
-    layout = replace(workload.layout, recompute=mode)  # type: ignore[arg-type]
+    """``none``, ``full …``, ``full: block, 5 of …``, ``selective: a, b``. That of every second layer is full."""
+    layout = workload.layout
+    mode = next((mode for mode in ("full", "selective") if words.lower().startswith(mode)), "none")
+    layers = None if mode == "none" else recomputed_layers(words, workload.num_layers // (layout.pp * layout.vp))
+    modules = recomputed_modules(words) if mode == "selective" and layers is None else frozenset[str]()
+    layout = replace(layout, recompute=mode if layers is None else "full")  # type: ignore[arg-type]
     return replace(workload, layout=layout, recompute_modules=modules, recompute_layers=layers)
 
 

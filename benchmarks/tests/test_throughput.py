@@ -85,10 +85,35 @@ def changed(name: str, **sections: Any) -> dict[str, Any]:
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "implementation", "transformer_engine"),
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.code", "fused"),
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.engine", "fsdp"),
+        ({"job": {"recompute": "selective"}}, "recompute_modules", {"core_attn"}),
+        (
+            {"job": {"recompute": "selective", "recompute_detail": "norm, act"}},
+            "recompute_modules",
+            {"layernorm", "moe_act"},
+        ),
+        (
+            {"job": {"recompute": "selective", "recompute_detail": "layernorm moe"}},
+            "recompute_modules",
+            {"layernorm", "moe"},
+        ),
+        ({"job": {"recompute": "selective", "recompute_detail": "op (preset)"}}, "recompute_modules", {"op"}),
+        ({"job": {"recompute": "selective", "recompute_detail": "every 2nd layer"}}, "layout.recompute", "full"),
+        ({"job": {"recompute": "full", "recompute_detail": "block, 5 of 61 layers"}}, "recompute_layers", 5),
+        ({"job": {"recompute": "full", "recompute_detail": "every block"}}, "recompute_layers", None),
+        ({"job": {"recompute": "none (block, 0 layers)"}}, "layout.recompute", "none"),
     ],
 )
 def test_fields_say_what_ran(changes: dict[str, Any], what: str, value: Any) -> None:
     assert attrgetter(what)(run_of(changed(EXPERTS, **changes))) == value
+
+
+def test_modules_that_backward_recomputes_are_computed_once_more() -> None:
+    """Experts, their routing and norms: more than half of a layer of DeepSeek-V3, and less than all of it."""
+    some, everything = (
+        components_s(run_of(changed(EXPERTS, job={"recompute": words})))["recompute"]
+        for words in ("selective: moe, layernorm", "full")
+    )
+    assert everything / 2 < some < everything
 
 
 @pytest.mark.parametrize(

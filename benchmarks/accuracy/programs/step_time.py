@@ -12,7 +12,7 @@ from kit.cost.collectives import group
 from kit.cost.hardware import matmul_s, pcie_bytes_per_s
 from kit.cost.model.params import RankParameters
 from kit.cost.time.exposed import gathered_again
-from kit.cost.time.layer import LayerTime, attention_gemms, expert_gemms, mlp_gemms
+from kit.cost.time.layer import LayerTime, attention_gemms
 from kit.cost.time.step import StepTimeModel
 
 MATRICES, TENSORS = 4, 12
@@ -25,21 +25,16 @@ class PublishedStepTime(StepTimeModel):
     """Times published runs."""
 
     def layer_time(self, workload: PublishedWorkload, has_experts: bool) -> LayerTime:
-        """Seconds of a layer without its collectives, with selective recompute of any modules."""
-        layer, modules, gemms = super().layer_time(workload, has_experts), workload.recompute_modules, []
-        seconds, elements = layer.recompute, layer.forward - layer.gemms_forward - layer.attention_forward
+        """Seconds of a layer without its collectives, with two kinds of selective recompute that kit does not have."""
+        layer, modules = super().layer_time(workload, has_experts), workload.recompute_modules
+        elements = layer.forward - layer.gemms_forward - layer.attention_forward
         if "op" in modules:
             # torchtitan keeps attention's result and every second GEMM's (models/llama3/infra/parallelize.py).
-            return replace(layer, recompute=seconds + 0.5 * layer.gemms_forward + elements)
-        if modules & {"layernorm", "moe_act"}:
-            seconds += 0.5 * elements
-        if "mla_up_proj" in modules and workload.model.latent is not None:
-            gemms += attention_gemms(workload)[1:-1]
-        if "moe" in modules and has_experts:
-            gemms += expert_gemms(workload) + mlp_gemms(workload, workload.model.shared_ffn_hidden_size)
-        if "mlp" in modules and not has_experts:
-            gemms += mlp_gemms(workload, workload.model.ffn_hidden_size)
-        return replace(layer, recompute=seconds + sum(matmul_s(self.gpu.matmul, *gemm) for gemm in gemms))
+            return replace(layer, recompute=layer.recompute + 0.5 * layer.gemms_forward + elements)
+        if "mla_up_proj" not in modules or workload.model.latent is None:
+            return layer
+        up = sum(matmul_s(self.gpu.matmul, *gemm) for gemm in attention_gemms(workload)[1:-1])
+        return replace(layer, recompute=layer.recompute + up)
 
     def send_s(self, workload: PublishedWorkload, size_bytes: float, bytes_per_s: float) -> float:
         """Seconds to send activations to the next stage; a part from each tensor-parallel rank, gathered there."""
