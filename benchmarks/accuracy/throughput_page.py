@@ -15,8 +15,9 @@ FAR = 0.3
 INTRODUCTION = """
 A row is a published measurement of a real run. The rows come from many programs and releases: one configuration
 changes by 5 to 80 % between releases, and identical runs differ by up to 6 %. Errors are relative errors of the
-step time. Each group of rows (one source table and model) has the same weight. [Step time](step-time.md) says where
-the terms come from.
+step time. Each group of rows (one source table and model) has the same weight. Where our file of rows says otherwise
+than a row's own source, the source counts (`benchmarks/accuracy/mended.json`, in its words). [Step time](step-time.md)
+says where the terms come from.
 
 Two columns compare. **Constant MFU** predicts with one MFU per GPU generation and precision, the best one for these
 rows; full recompute counts a third more FLOPs. **Other sources** is kit's prediction with GEMM rates that were
@@ -176,7 +177,7 @@ def _constants(results: list[Result]) -> list[str]:
         table(("rows", "all rows", "without one source"), rows),
         "",
         "These constants were chosen with the rows in view, one value for all: the share of sharded communication",
-        "that compute does not hide (0.65; 0.25 where prefetched), the number of kernels in layers with experts,",
+        "that compute does not hide (0.65), the number of kernels in layers with experts,",
         "the host's time for a kernel, the rate of flash-attn's first version, rates of small tiles.",
     ]
 

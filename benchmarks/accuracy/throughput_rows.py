@@ -37,7 +37,6 @@ from benchmarks.accuracy.lora_rows import lora_of, lora_spec
 from benchmarks.accuracy.models import model_of_row
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.published import (
-    PREFETCHED,
     PublishedExecution,
     PublishedWorkload,
     chunks_with_ends,
@@ -178,7 +177,9 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
             reduces_in_full=bf16_optimizer,
             # BF16_Optimizer.update_hp_grads: a copy in fp32 is written (6) and added to the sum (12).
             gradient_sum_bytes=18.0 if bf16_optimizer else 10.0,
-            unhidden_sharding=PREFETCHED,
+            # Megatron-FSDP gathers the next layers ahead, on a stream of its own (megatron_fsdp.py, prefetch): as
+            # much of that is hidden as of Megatron's own.
+            unhidden_sharding=0.0,
         )
     # DeepSpeed's hooks break the graph at every module: compiled ZeRO-3 is no faster than eager in the same table.
     broken = engine == "deepspeed" and job.get("zero_stage") == 3 and not deepcompile(row)
@@ -195,7 +196,7 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
     return PublishedExecution(
         engine=engine if engine in ("deepspeed", "ddp") else "fsdp",  # type: ignore[arg-type]
         code="compiled" if compiled(row) and not broken else eager,  # type: ignore[arg-type]
-        unhidden_sharding=PREFETCHED if deepcompile(row) else 1.0 if early and date < OLD_MEGATRON else UNHIDDEN,
+        unhidden_sharding=1.0 if early and date < OLD_MEGATRON else UNHIDDEN,
         # DeepSpeed's default below stage 3 is overlap_comm=false; its compiler always reduces on a stream of its own.
         overlaps_gradients=engine != "deepspeed" or job.get("zero_stage") == 3 or deepcompile(row),
         precision=precision,

@@ -110,8 +110,22 @@ def test_another_part_is_refused(name: str) -> None:
 
 
 def test_names_are_told_apart_and_rows_that_are_none_say_so() -> None:
-    rows = completed([RAW[NAME], RAW[NAME], "a row", None, {"id": 7}])
-    assert [row["id"] for row in rows] == [NAME, f"{NAME} (2)", "row 2", "row 3", "7"]
+    """A row that says other than its own source is mended, a row of another source with its name is not."""
+    qwen = {
+        "id": "qwen18b-full-2048",
+        "source": {"address": "QwenLM/Qwen:README.md@03cd81f5"},
+        "job": {"engine": "ddp"},
+    }
+    rows = completed([RAW[NAME], RAW[NAME], "a row", None, {"id": 7}, qwen, qwen | {"source": {"address": "me"}}])
+    assert [(row["id"], row["job"].get("engine")) for row in rows] == [
+        (NAME, "megatron"),
+        (f"{NAME} (2)", "megatron"),
+        ("row 2", None),
+        ("row 3", None),
+        ("7", None),
+        (qwen["id"], "deepspeed"),
+        (f"{qwen['id']} (2)", "ddp"),
+    ]
     assert "damaged" in str(result_of(rows[2]).skipped)
     assert "neither" in str(result_of(rows[4]).skipped)
 

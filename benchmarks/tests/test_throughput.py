@@ -85,6 +85,7 @@ def changed(name: str, **sections: Any) -> dict[str, Any]:
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "implementation", "transformer_engine"),
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.code", "fused"),
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.engine", "fsdp"),
+        ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.unhidden_sharding", 0.0),
         ({"job": {"recompute": "selective"}}, "recompute_modules", {"core_attn"}),
         (
             {"job": {"recompute": "selective", "recompute_detail": "norm, act"}},

@@ -17,10 +17,6 @@ from kit.specs.families import Norm, Traits
 from kit.specs.model import ModelSpec
 from kit.specs.validation import spec
 
-PREFETCHED = 0.25
-"""Share of unhidden collectives where a compiler or Megatron-FSDP schedules them ahead; estimated from DeepCompile's
-rows."""
-
 
 @spec
 class PublishedModel(ModelSpec):
