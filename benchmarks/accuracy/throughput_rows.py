@@ -160,7 +160,8 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         bf16_optimizer = old and "DeepSpeed" in notes and precision == "bf16"  # of DeepSpeed's PipelineEngine
         kernel = "flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"
         whole = "CUDA graph full_iteration" in notes
-        partial = re.search(r"CUDA graph transformer_engine(/attn|;|\b(?!/))", notes)
+        # Attention has to be among what a graph holds; where the notes say graphs and no scope, it is.
+        partial = re.search(r"CUDA graph transformer_engine(/attn|;|\b(?!/))|(?<!no )(?<!without )CUDA graphs", notes)
         return PublishedExecution(
             engine="fsdp" if engine == "fsdp" else "megatron",
             code="fused",

@@ -82,6 +82,9 @@ def changed(name: str, **sections: Any) -> dict[str, Any]:
     [
         ({"notes": "", "job": {"overlap_moe_comm": True}}, "execution.overlaps_experts", True),
         ({"notes": "", "job": {"overlap_moe_comm": False}}, "execution.overlaps_experts", False),
+        ({"notes": "CUDA graphs over attention and router"}, "execution.graphs", "partial"),
+        ({"notes": "CUDA graph transformer_engine/moe_router"}, "execution.graphs", "none"),
+        ({"notes": "no CUDA graphs"}, "execution.graphs", "none"),
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "implementation", "transformer_engine"),
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.code", "fused"),
         ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.engine", "fsdp"),
