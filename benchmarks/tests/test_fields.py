@@ -17,6 +17,8 @@ from benchmarks.accuracy.fields import (
     optimizer_of,
     precision_of,
     program_of,
+    recomputed_layers,
+    recomputed_modules,
 )
 from benchmarks.accuracy.lora_rows import lora_of, lora_spec
 from benchmarks.accuracy.pipelines import NotPredictedError
@@ -77,9 +79,14 @@ def test_an_offload(words, engine, expected):
         (program_of, row("pytorch/ao:x.md", program="Hugging Face"), "huggingface"),
         (date_of, row("pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md@b5bcd76c6"), "2024-12"),
         (date_of, row("x_202412_y.md", date="2025-06-04"), "2025-06-04"),
+        (lambda words: recomputed_layers(words, 9), "every 2nd layer", 4),
+        (lambda words: recomputed_layers(words, 9), "method=block num_layers=5", 5),
+        (lambda words: recomputed_layers(words, 9), "method=uniform num_layers=1", None),
+        (recomputed_modules, "modules=['layernorm', 'moe_act']", {"layernorm", "moe_act"}),
+        (recomputed_modules, "selective AC, per-op policy (preset)", {"op"}),
     ],
 )
-def test_the_program_under_fsdp_and_its_date_are_read_from_source_and_notes(read, given, expected):
+def test_program_date_and_recompute_are_read_from_source_notes_and_words(read, given, expected):
     assert read(given) == expected
 
 
