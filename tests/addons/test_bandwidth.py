@@ -134,9 +134,9 @@ def test_copies_and_disks_are_judged_by_this_plan(plan: dict[str, Any], share: f
         "nvme" if plan is SWAPPING else "disk-speed", disk, ("node-1",), share == 1.0,
     )  # fmt: skip
     state, said = states(bandwidth.judged({"host_to_device": 20.0, "device_to_host": 0.2}, made))["host-copy"]
-    told = f"{made.cluster.gpu.pcie_gbytes_per_s * bandwidth.shared().host_link:.1f}"
     assert (state, said.partition(": ")[0]) == (
-        copies, f"host to device 20.0, device to host 0.2 GB/s; the plan assumed {told}",
+        copies, f"host to device 20.0, device to host 0.2 GB/s; the plan assumed "
+        f"{made.cluster.gpu.pcie_gbytes_per_s * bandwidth.shared().host_link:.1f}",
     )  # fmt: skip
 
 

@@ -178,8 +178,9 @@ def test_two_hosts_are_examined_and_compared(tmp_path: Path) -> None:
         taken = {result.check: result.state for result in hosts.examine(both, None, PORT)}
     assert (taken["port"], "reach" in taken, "contents" in taken) == ("failure", False, True)
     assert sockets.connect(["127.0.0.1"], PORT, 1.0) == {"127.0.0.1": "Connection refused"}
-    first, second = both
-    assert remote.connections([*map(remote.Place, both)], PORT) == {first: {second: None}, second: {first: None}}
+    assert remote.connections([*map(remote.Place, both)], PORT) == {
+        here: {there: None} for here, there in zip(both, reversed(both), strict=True)
+    }
 
 
 def test_hostfiles(tmp_path: Path) -> None:

@@ -177,6 +177,12 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
     found, expected = (Checkpoint(tmp_path / name) for name in ("step", "expected"))
     assert (found.manifest.counters, found.manifest.kinds) == (expected.manifest.counters, tuple(FOLDERS))
     assert same_state(found, expected)
+    if writer == "trainer-zero-3":  # its count is not beside the parameters
+        change(
+            out / "zero" / "optimizer_state.pt",
+            lambda loaded: loaded["optimizer_state_dict"]["state"].update({9: {"step": 4}}),
+        )
+        assert "Adam made 3 and 4 steps" in refusal(CheckpointError, convert, out.parent, "step", tmp_path / "no")
 
 
 @pytest.mark.everyday("trainer-zero-3-2")

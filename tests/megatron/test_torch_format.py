@@ -186,6 +186,13 @@ DAMAGES = {
         lambda root: change(root / RANK, lambda loaded: loaded["optimizer"]["param_groups"][0].update(step=1)),
         "whose Adam made 1 and 2 steps",
     ),
+    "Adam of a step before the first": (
+        lambda root: [
+            change(path, lambda loaded: [each.update(step=-1) for each in loaded["optimizer"]["param_groups"]])
+            for path in sorted(root.rglob("*.pt"))
+        ],
+        "whose Adam made -1 steps",
+    ),
     "a truncated archive": (
         lambda root: (root / RANK).write_bytes((root / RANK).read_bytes()[:50_000]),
         "model_optim_rng.pt cannot be read",
