@@ -106,6 +106,7 @@ def test_before_the_first_step_it_ends_at_once(tmp_path, data):
 def test_whoever_waits_for_a_run_ends_it(wait, tmp_path):
     """Its processes are in a session of their own, which Ctrl-C does not reach."""
     job = processes.start(["sleep", "60"], tmp_path / "log.txt")
+    assert os.getsid(job.pid) == job.pid
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
