@@ -177,6 +177,8 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
     "a precision": (LLAMA, [put("precision", "fp8")], {
         "link": f"{LLAMA}&job.precision=fp8", "precision": "fp8", "message": "",
         "changed": ["step", "tokens/s a GPU", "MFU", "peak GiB"]}),
+    "a precision, while a file is read": (LLAMA, [put("file", "plan.yaml"), put("precision", "fp8")], {
+        "file": "plan.yaml", "precision": "fp8"}),
     "LoRA": (LLAMA, [put("method", "{four_bit: false}")], {
         "method": "{four_bit: false}", "objective": "sft", "seq_length": 2048,
         "command": "kit plan llama-3.2-1b --gpus 8xH100 'job.lora={four_bit: false}'"}),
