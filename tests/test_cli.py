@@ -182,9 +182,10 @@ def test_commands_that_are_shown_can_be_typed(tmp_path: Path) -> None:
 
 
 def test_a_chosen_cluster_is_printed_beside_the_json() -> None:
-    asked = ("--max-gpus", "8", "--total-tokens", "1B", "--gpus", "p5.48xlarge", "--json")
-    done = kit_main("plan", "llama-3.2-1b", *asked)
+    """For a billion tokens where nobody says how many."""
+    done = kit_main("plan", "llama-3.2-1b", "--max-gpus", "8", "--gpus", "p5.48xlarge", "--json")
     assert (json.loads(done.out)["cluster"]["name"], "p5.48xlarge" in done.err) == ("p5.48xlarge", True)
+    assert done.err.endswith("\nof 1B tokens\n\n")
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-8"])

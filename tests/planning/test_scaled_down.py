@@ -86,6 +86,7 @@ def tiny(name: str, *fields: str) -> list[Any]:
 
 
 EXPERTS = ("num_experts", "moe_ffn_hidden_size", "num_shared_experts")
+JOB = ("seq_length", "total_tokens", "epochs", "precision", "learning_rate")
 test_value = by_hand([
     ("DeepSeek's experts", lambda: tiny("deepseek-v3", *EXPERTS, "experts_per_token", "router_groups",
      "router_top_groups", "first_dense_layers", "ffn_hidden_size", "head_dim"), [8, 32, 1, 2, 2, 1, 1, 64, 16]),
@@ -94,7 +95,9 @@ test_value = by_hand([
     ("Mixtral", lambda: tiny("mixtral-8x7b", *EXPERTS), [4, 64, 0]),
     ("Mistral", lambda: tiny("mistral-7b-v0.1", "sliding_window", "num_key_value_heads", "hidden_size"), [32, 2, 32]),
     ("GPT-2", lambda: tiny("gpt2", "num_key_value_heads", "num_attention_heads"), [4, 4]),
-    ("two stacks", lambda: tiny("blenderbot-400m-distill", "encoder_layers", "num_layers"), [2, 2]),
+    ("two stacks", lambda: tiny("bart-large", "encoder_layers", "num_layers"), [2, 2]),
+    ("the job", lambda: operator.attrgetter(*JOB, "optimizer.eps", "lora.rank", "lora.dropout")(
+        scaled_down(planned("llama-3-70b-qlora-2xrtx-4090")).job), (64, None, None, "fp32", 1e-3, 1e-4, 4, 0.0)),
 ])  # fmt: skip
 
 
