@@ -121,7 +121,7 @@ def test_a_dry_run_writes_everything_and_starts_nothing(here: Path) -> None:
         (["model", "--lora"], "--data is missing"),
         (["model", "--gpus", "8xH100"], "--data is missing"),
         (["model"], "a model trains on rows: kit train model --data FILE.jsonl"),
-        (["model", "chats.jsonl"], "rows are named by it: kit train model --data chats.jsonl"),
+        (["model", "chats.jsonl", "job.epochs=3"], "rows are named by it: kit train model --data chats.jsonl"),
         (["model", "--data", "chats.jsonl", "--out", "model"], "model exists already and is not overwritten"),
         (
             ["model", "--data", "chats.jsonl", "--lr", "1"],
