@@ -230,4 +230,6 @@ def test_the_new_recipe_reads_back_as_it_was(tmp_path, monkeypatch):
         train=rows, validation=str(tmp_path / "held"), chat_template=str(tmp_path / "own.jinja")
     )
     assert "no weights to start from" in refusal(SpecError, new_recipe, "13B", "8xH100", rows, {}, [])
-    assert new_recipe("qwen3-8b", "8xH100", rows, {}, []).recipe.run.model_path.endswith("Qwen/Qwen3-8B")
+    named = new_recipe("qwen3-8b", "8xH100", rows, {}, ["run.steps=5"])
+    assert named.recipe.run.model_path.endswith("Qwen/Qwen3-8B")
+    assert "null" not in named.text(tmp_path), "a number of steps stands for one of epochs"
