@@ -91,8 +91,8 @@ def test_what_plans_works(kit: str, tmp_path: Path) -> None:
     ("words", "module", "extra"),
     [
         (["convert", "data", "a.txt", "--tokenizer", ".", "--out", "out"], "numpy", "torch"),
-        (["convert", "model", ".", "--out", "out"], "torch", "torch"),
-        (["convert", "inspect", "."], "torch", "torch"),
+        (["convert", "model", ".", "--out", "out"], "xxhash", "torch"),
+        (["convert", "inspect", "."], "transformers", "torch"),
         (["generate", ".", "--prompt", "a"], "torch", "torch"),
         (["rehearse", RECIPE.stem], "psutil", "torch"),
         (["ui", "--port", "8973"], "nicegui", "ui"),
