@@ -113,7 +113,7 @@ MORE = {
     ),
     "recompute, t5": cases.plan(3, recompute="full", **OTHER_MODELS["t5"]),
     **{f"Ulysses, {name}": cases.plan(3, **ULYSSES, **OTHER_MODELS[name]) for name in ("qwen3 tied", "mixtral")},
-    **{f"AutoTP, {name}": cases.plan(3, **AUTOTP, **OTHER_MODELS[name]) for name in ("qwen3 tied", "unequal rows")},
+    "AutoTP, qwen3 tied": cases.plan(3, **AUTOTP, **OTHER_MODELS["qwen3 tied"]),
     "AutoTP, stage 1, qwen3 tied": cases.plan(1, **AUTOTP, **OTHER_MODELS["qwen3 tied"]),
     "Megatron, gpt2": cases.plan(3, **MEGATRON, **OTHER_MODELS["gpt2"]),
     "Megatron, qwen3 tied": cases.plan(1, **MEGATRON, **OTHER_MODELS["qwen3 tied"]),
