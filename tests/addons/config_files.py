@@ -20,6 +20,13 @@ def changed(found: Described) -> dict[str, Any]:
     return {name: made[name] for name in made if made[name] != DEFAULTS[name]}
 
 
+def decided(found: Described) -> tuple[Any, ...]:
+    """Model, sizes and kind of the job, and what is only bounded."""
+    job = found.workload.job
+    sizes = found.workload.model.name, job.seq_length, job.global_batch_size
+    return *sizes, job.objective, job.precision, job.optimizer.name, found.packed, found.gaps
+
+
 AXOLOTL = """\
 base_model: Qwen/Qwen3-8B   # any spelling
 datasets:

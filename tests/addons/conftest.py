@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.files import file_with
+
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
@@ -14,7 +16,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     monkeypatch.chdir(tmp_path)
 
     def write(name: str, text: str) -> Path:
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        return Path(name)
+        return file_with(tmp_path / name, text).relative_to(tmp_path)
 
     return write

@@ -34,8 +34,7 @@ Engine's overwrites the 16 bits; a classifier has no vocabulary."""
 @pytest.mark.parametrize("flags", OF_FLAGS)
 def test_the_loss_of_megatron_swift(file: Callable[[str, str], Path], flags: str) -> None:
     found = read(file("s.sh", SFT.format(flags)))
-    assert parts_of(found.workload, 0).loss == OF_FLAGS[flags] * 4096 * 151936 / 2
-    assert found.gaps == ()
+    assert (parts_of(found.workload, 0).loss, found.gaps) == (OF_FLAGS[flags] * 4096 * 151936 / 2, ())
 
 
 GPT = (
@@ -81,17 +80,15 @@ def test_a_reference_model_on_megatron(file: Callable[[str, str], Path], objecti
     found = read(file("s.sh", PAIRS.format(objective)))
     assert extra_gib(found.workload) == pytest.approx(HELD[objective] * PARAMETERS / 2 / 2**30, rel=1e-3)
     split = PAIRS.format(objective).replace("recompute", "pipeline_model_parallel_size 2 --recompute")
-    parts = read(file("p.sh", split)).workload.parameters
-    fullest = max(each.total for each in parts)
-    assert len(parts) == 2
-    assert extra_gib(read(file("p.sh", split)).workload) == HELD[objective] * fullest / 2**30
+    work = read(file("p.sh", split)).workload
+    fullest = max(each.total for each in work.parameters)
+    assert (len(work.parameters), extra_gib(work)) == (2, HELD[objective] * fullest / 2**30)
 
 
 def test_a_reference_model_is_counted_once(file: Callable[[str, str], Path]) -> None:
     """Of torch and DeepSpeed in the cost model itself."""
     torch = "NPROC_PER_NODE=8 swift rlhf --rlhf_type dpo --model Qwen/Qwen3-8B --tuner_type full --deepspeed zero3\n"
-    assert extra_gib(read(file("s.sh", torch)).workload) == 0
-    assert extra_gib(read(file("m.sh", SFT.format(""))).workload) == 0
+    assert [extra_gib(read(file("s.sh", text)).workload) for text in (torch, SFT.format(""))] == [0, 0]
 
 
 @pytest.mark.parametrize("objective", TOKENS)
@@ -104,29 +101,25 @@ def test_pairs_fill_one_packed_row(file: Callable[[str, str], Path], objective: 
     assert parts_of(packed.workload, 0).loss == (0 if objective == "rm" else 10 * logits)
 
 
-def test_rows_of_other_objectives_keep_their_length(file: Callable[[str, str], Path]) -> None:
-    assert read(file("s.sh", SFT.format(""))).workload.tokens == 4096
+def test_what_grpo_generates_is_told(file: Callable[[str, str], Path]) -> None:
     grpo = read(file("g.sh", PAIRS.format("grpo --num_generations 8")))
     assert [(gap.bound, gap.key) for gap in grpo.gaps] == [("least", "model")]
 
 
-OFFLOADED = {
+BOUNDS = {
     "": [],
-    "--use_precision_aware_optimizer true": ["most"],
-    "--optimizer_cpu_offload true": ["least"],
+    "--use_precision_aware_optimizer true": [("most", "use_precision_aware_optimizer")],
+    "--optimizer_cpu_offload true": [("least", "use_precision_aware_optimizer")],
     "--optimizer_cpu_offload true --use_precision_aware_optimizer true": [],
+    "--attention_backend unfused": [("least", "attention_backend")],
+    "--attention_backend flash": [],
 }
-"""Flags → bounds: the precision-aware optimizer keeps half of a fp32 weight beside the 16 bits, but not with an
-optimizer on the host, which without it leaves the fp32 weights on the GPU."""
+"""Flags → bounds and their keys: the precision-aware optimizer keeps half of a fp32 weight beside the 16 bits, but not
+with an optimizer on the host, which without it leaves the fp32 weights on the GPU."""
 
 
-@pytest.mark.parametrize("flags", OFFLOADED)
-def test_fp32_weights_of_an_optimizer_on_the_host(file: Callable[[str, str], Path], flags: str) -> None:
-    found = [(gap.bound, gap.key) for gap in read(file("s.sh", SFT.format(flags))).gaps]
-    assert found == [(bound, "use_precision_aware_optimizer") for bound in OFFLOADED[flags]]
-
-
-def test_unfused_attention_is_told(file: Callable[[str, str], Path]) -> None:
-    found = read(file("s.sh", SFT.format("--attention_backend unfused"))).gaps
-    assert [(gap.bound, gap.key) for gap in found] == [("least", "attention_backend")]
-    assert read(file("f.sh", SFT.format("--attention_backend flash"))).gaps == ()
+@pytest.mark.parametrize("flags", BOUNDS)
+def test_fp32_weights_of_an_optimizer_on_the_host_and_unfused_attention(
+    file: Callable[[str, str], Path], flags: str
+) -> None:
+    assert [(gap.bound, gap.key) for gap in read(file("s.sh", SFT.format(flags))).gaps] == BOUNDS[flags]

@@ -19,9 +19,9 @@ from kit.addons.configs.workload import Described
 from kit.addons.lint.known_keys import trainer_arguments
 from kit.errors import SpecError
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
-from kit.specs.layout import DEFAULTS, Pins
+from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
-from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, REGISTRY, SWIFT, TIGHT, read
+from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, REGISTRY, SWIFT, TIGHT, changed, read
 from tests.support.refusals import refusal
 
 
@@ -136,9 +136,7 @@ def test_a_whole_file(file: Callable[[str, str], Path], case: str) -> None:
     """What it does not say is its program's own."""
     name, text, planned, job = WHOLE[case]
     found = read(file(name, text))
-    made = vars(found.workload.layout)
-    assert {field: made[field] for field in made if made[field] != DEFAULTS[field]} == planned
-    assert {field: value(found, field) for field in job} == job
+    assert (changed(found), {field: value(found, field) for field in job}) == (planned, job)
 
 
 LORA = "base_model: Qwen/Qwen3-8B\nadapter: lora\nlora_r: 8\nlora_alpha: 16\n"
@@ -530,12 +528,10 @@ def test_a_file_that_a_command_names(file: Callable[[str, str], Path]) -> None:
     """Its flags win, and the patch is a flag."""
     file("f.yaml", FACTORY + "learning_rate: 1.0e-4\n")
     path = file("f.sh", "NPROC_PER_NODE=4 llamafactory-cli train f.yaml\n")
-    assert value(read(path), "lora") == LoraSpec(rank=4, alpha=8.0)
-    assert value(read(path), "dp") == 4
+    assert (value(read(path), "lora"), value(read(path), "dp")) == (LoraSpec(rank=4, alpha=8.0), 4)
     file("s.yaml", "model: Qwen/Qwen3-8B\ntuner_type: lora\nlora_rank: 16\nmax_length: 4096\n")
     found = asked_of(file("s.sh", "NPROC_PER_NODE=8 swift sft --config s.yaml --max_length 2048\n"), "8xH100")
-    assert value(found.described({}), "lora").rank == 16
-    assert value(found.described({}), "seq_length") == 2048
+    assert (value(found.described({}), "lora").rank, value(found.described({}), "seq_length")) == (16, 2048)
     assert edited(found.source, {"lora_rank": 4}).endswith("--max_length 2048 \\\n    --lora_rank 4\n")
     copy = "NPROC_PER_NODE=8 megatron sft --mcore_model /data/Qwen3-30B-A3B-Instruct-2507-mcore\n"
     assert read(file("m.sh", copy)).workload.model.name == "qwen3-30b-a3b-2507"

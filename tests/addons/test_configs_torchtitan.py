@@ -14,7 +14,7 @@ from kit.cli.options import reader_of
 from kit.cost.memory.peak import peak_memory
 from kit.errors import SpecError
 from kit.specs.layout import DEFAULTS
-from tests.addons.config_files import TITAN, changed, read
+from tests.addons.config_files import TITAN, changed, decided, read
 from tests.support.refusals import refusal
 
 PLAIN = {"engine": "torch", "implementation": "huggingface", "dp": 8, "zero_stage": 3, "recompute": "selective"}
@@ -25,11 +25,8 @@ def test_the_file_as_it_is(file: Callable[[str, str], Path]) -> None:
     path = file("llama3_8b.toml", TITAN.replace("size = 1", "size = 2"))
     assert reader_of(str(path)) is not None
     found = read(path)
-    job = found.workload.job
     assert changed(found) == PLAIN | {"micro_batch_size": 2}
-    assert (found.workload.model.name, job.seq_length, job.global_batch_size) == ("llama-3.1-8b", 8192, 16)
-    assert (job.objective, job.precision, job.optimizer.name, found.packed) == ("pretrain", "bf16", "adamw", True)
-    assert found.gaps == ()
+    assert decided(found) == ("llama-3.1-8b", 8192, 16, "pretrain", "bf16", "adamw", True, ())
     # fp32 weights and moments on 8 GPUs; logits in 16 bits and in fp32, and as much for their gradients. For each token
     # and layer in 16 bits: its input, query, value, gate, down and attention's result; attention's log-sum-exp in fp32
     parts, tokens, gib = peak_memory(found.workload)[0].components_gib, 2 * 8192, 2**30
@@ -64,8 +61,7 @@ def test_what_a_key_decides(file: Callable[[str, str], Path], case: str) -> None
     before, after, fields = SAYS[case]
     found = read(file("titan.toml", TITAN.replace(before, after)))
     base = {name: value for name, value in (PLAIN | fields).items() if value != DEFAULTS[name]}
-    assert changed(found) == base
-    assert found.gaps == ()
+    assert (changed(found), found.gaps) == (base, ())
 
 
 FULL = TITAN.replace('"selective"', '"full"')
