@@ -19,7 +19,7 @@ from kit.specs.run import DataSpec, RunSpec
 from tests.emit.plans import ZERO2, plan_of
 from tests.planning.test_imports import KIT, imported
 from tests.support.assets import RECIPE, prepare
-from tests.support.files import file_with
+from tests.support.files import file_with, files_in
 from tests.support.refusals import refusal
 
 DECLARED = {entry.name for group in (ADDONS, TARGETS) for entry in entry_points(group=group)}
@@ -33,10 +33,7 @@ def test_nothing_of_the_core_imports_one() -> None:
 
 def packages_of(place: Path, **files: str) -> Path:
     """A folder of installed packages with these files."""
-    for name, text in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text, encoding="utf-8")
-    return place
+    return files_in(place, files)
 
 
 def alone(path: Path) -> dict[str, str]:

@@ -10,14 +10,14 @@ import pytest
 
 from kit.files import complete_directory, complete_file, locked, publish
 from tests.support.calls import before
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 
 def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     """Files of a directory and the directories, then the name; a file beside it."""
     partial, directory, single = tmp_path / ".x.partial", tmp_path / "x", tmp_path / "y.json"
-    (partial / "deep").mkdir(parents=True)
-    (partial / "deep" / "file").write_text("text")
+    file_with(partial / "deep" / "file", "text")
     synced = []
     before(
         monkeypatch,
@@ -51,14 +51,12 @@ def _half_a_directory(directory: Path) -> None:
 def test_an_error_leaves_the_old_content_and_nothing_beside_it(tmp_path, write, left):
     (tmp_path / "file").write_text("old")
     refusal(EOFError, write, tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == left
-    assert (tmp_path / "file").read_text() == "old"
+    assert (sorted(path.name for path in tmp_path.rglob("*")), (tmp_path / "file").read_text()) == (left, "old")
 
 
 def test_a_directory_has_one_writer_and_nothing_of_a_killed_one(tmp_path):
     directory, left = tmp_path / "directory", tmp_path / ".directory.partial"
-    left.mkdir()
-    (left / "of a killed one").touch()
+    file_with(left / "of a killed one", "")
     with complete_directory(directory) as partial:
         (partial / "file").touch()
         with pytest.raises(BlockingIOError), complete_directory(directory):

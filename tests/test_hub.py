@@ -225,13 +225,12 @@ def test_a_shard_that_is_missing_from_the_cache_is_fetched(place: Place) -> None
 
 def test_configurations_and_splits_of_a_data_set(place: Place) -> None:
     rows = {f"{name}.jsonl": json.dumps({"text": name}) + "\n" for name in ("en/train", "en/test", "fr/train")}
-    root = files_in(place.path / "set", rows)
     configs = [
         {"config_name": lang, "data_files": [{"split": s, "path": f"{lang}/{s}.jsonl"} for s in splits]}
         for lang, splits in (("en", ["train", "test"]), ("fr", ["train"]))
     ]
-    (root / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
-    place.hub.data_sets["org/rows"] = root
+    readme = {"README.md": f"---\n{yaml.safe_dump({'configs': configs})}---\n"}
+    place.hub.data_sets["org/rows"] = files_in(place.path / "set", rows | readme)
     names = ("org/rows", "org/rows:fr:test", "org/none", "org/rows:en:test", "org/rows:fr")
     several, no_split, missing, test, train = place.program(lookups(*(f"data_set_files({name!r})" for name in names)))
     assert several.startswith("DataError: ")
@@ -269,8 +268,7 @@ def test_the_cache_of_another_program_is_read_without_the_library(
 
 def test_adapters_name_their_model_by_its_id() -> None:
     cached = Path("/home/me/.cache/huggingface/hub/models--org--tiny/snapshots") / REVISION
-    assert of_kit.id_of(cached) == "org/tiny"
-    assert of_kit.id_of(Path("/models/tiny")) == "/models/tiny"
+    assert (of_kit.id_of(cached), of_kit.id_of(Path("/models/tiny"))) == ("org/tiny", "/models/tiny")
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,10 @@ def test_data_are_rows_of_unequal_length_or_one_text(
     assets.write_data(JobSpec(objective=objective), tmp_path)
     sets = [IndexedTokens(tmp_path / name) for name in ("train", "validation")]
     for each, (documents, lengths) in zip(sets, shape, strict=True):
-        assert len(each.document_indices) - 1 == documents
-        assert each.sequence_lengths[:4].tolist() == (lengths or [len(each)])
+        assert (len(each.document_indices) - 1, each.sequence_lengths[:4].tolist()) == (
+            documents,
+            lengths or [len(each)],
+        )
     assert json.loads((tmp_path / "train.json").read_text()).get("decoder_start_token_id") == start
     text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
     assert [bytes(each.read(0, 8).astype("uint8")) for each in sets] == [text[4096:4104], text[:8]]
@@ -245,8 +247,7 @@ def test_a_launcher_has_the_name_that_people_know(text: str, name: str, tmp_path
 
 
 def script(place: Path, text: str) -> Path:
-    file_with(place / "launch.sh", f"#!/bin/bash\n{text}\n")
-    (place / "launch.sh").chmod(0o755)
+    file_with(place / "launch.sh", f"#!/bin/bash\n{text}\n").chmod(0o755)
     return place
 
 
@@ -296,8 +297,7 @@ def test_a_run_that_fails_says_the_errors_of_its_log(tmp_path: Path) -> None:
         stack.enter_context(processes.beside(place))
         assert "a: exit code 3" in refusal(EngineError, stack.close)
     file_with(place / "log.txt", "".join(f"line {n}\n" for n in range(20)))
-    assert processes.tail(place) == " | ".join(f"line {n}" for n in range(8, 20))
-    assert processes.metrics(place) == []
+    assert (processes.tail(place), processes.metrics(place)) == (" | ".join(f"line {n}" for n in range(8, 20)), [])
 
 
 def test_a_rehearsal_says_what_its_engine_lacks_before_it_starts(tmp_path, monkeypatch) -> None:

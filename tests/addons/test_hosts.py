@@ -191,8 +191,7 @@ def test_hostfiles(tmp_path: Path) -> None:
         ("a slots=1\nb\na slots=1\n", "a is listed tw"),
     ):
         assert re.search(says, refusal(SpecError, remote.read_hostfile, file_with(file, text)))
-    file.write_text("# c\n\n  # d\nb slots=8\na\n")
-    assert remote.read_hostfile(file) == ["b", "a"]
+    assert remote.read_hostfile(file_with(file, "# c\n\n  # d\nb slots=8\na\n")) == ["b", "a"]
     assert "No such file" in refusal(SpecError, remote.read_hostfile, tmp_path / "none")
 
 

@@ -65,8 +65,7 @@ PAIRS = (
 
 
 def rules(data: dict[str, Any], directory: Path) -> set[str]:
-    (directory / "job.yaml").write_text("# first\n---\n" + strict_yaml.dump(data))
-    return {each.rule for each in lint(directory / "job.yaml")}
+    return {each.rule for each in lint(file_with(directory / "job.yaml", "# first\n---\n" + strict_yaml.dump(data)))}
 
 
 def pod(*words: str, **more: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from kit.addons.doctor.logs import diagnose
 from kit.addons.doctor.logs.metrics import metrics_files
 from kit.addons.doctor.logs.scan import Scan
 from tests.addons.written import FULL, OOM, TABLE, TIMED_OUT, Files, call, flight, read, say, trace
+from tests.support.files import file_with
 
 SAID = "RuntimeError: Detected mismatch between collectives on ranks."
 CRASHED = "  rank      : 1 (local_rank: 1)\n  exitcode  : -6\n  traceback : Signal 6 (SIGABRT) received by PID 12"
@@ -386,15 +387,13 @@ NAMES = {
 def test_the_rank_of_a_log_that_only_its_name_tells(name: str, tmp_path: Path) -> None:
     """It counts among the ranks that there are, whatever the log says or does not say; a line's own mark goes first."""
     path, named = tmp_path / name, NAMES[name]
-    path.parent.mkdir(parents=True, exist_ok=True)
     said = {
         "": named, "waiting\nrank 7: still\n": {7, *named}, FULL: named, "[rank7]: waiting": {7},
         "[rank7]: waiting\nFetching 3 files": {7, *named}, f"[Rank 9] {TIMED_OUT}": named or {9},
     }  # fmt: skip
     for text, ranks in said.items():
-        path.write_text(text)
         scan = Scan()
-        scan.read(path)
+        scan.read(file_with(path, text))
         assert scan.ranks == ranks, text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from kit.addons.doctor.logs import Cause, diagnose
 from kit.planner.plan import Plan
+from tests.support.files import file_with
 
 SITE = "/opt/env/lib/python3.11/site-packages"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -29,9 +30,8 @@ Files = Sequence[str] | Mapping[str, Sequence[str] | Mapping[str, Any]]
 def read(directory: Path, files: Files, plan: Plan | None = None) -> tuple[Cause, ...]:
     """Diagnosis of a directory with these files alone."""
     for name, content in (files if isinstance(files, Mapping) else {"all.log": files}).items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps(content) if isinstance(content, Mapping) else "\n".join([*content, ""]).encode())
+        text = pickle.dumps(content) if isinstance(content, Mapping) else "\n".join([*content, ""])
+        file_with(directory / name, text)
     return diagnose([directory], plan)
 
 

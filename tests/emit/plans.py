@@ -23,6 +23,7 @@ from kit.specs.extra import flat
 from kit.specs.job import JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
+from tests.support.files import file_with
 
 HF = {"implementation": "huggingface"}
 TORCH, ZERO = HF | {"engine": "torch"}, HF | {"engine": "deepspeed"}
@@ -76,8 +77,7 @@ def plan_of(
 def stand_in(directory: Path, **programs: str) -> dict[str, str]:
     """An environment whose PATH begins with these programs: name → script."""
     for name, text in programs.items():
-        (directory / name).write_text(text)
-        (directory / name).chmod(0o755)
+        file_with(directory / name, text).chmod(0o755)
     return {"PATH": f"{directory}:{os.environ['PATH']}"}
 
 

@@ -152,7 +152,6 @@ def check_lines(name: str, text: str, usual: str) -> None:
 def test_no_value_becomes_a_key_a_line_or_a_command(engine: str, tmp_path: Path) -> None:
     """In YAML and JSON, scripts, hostfile, .deepspeed_env and pages. Scripts are read by ``bash -n`` and run, beside
     stand-ins for what they start."""
-    (tmp_path / "bin").mkdir()
     environment = stand_in(tmp_path / "bin", **dict.fromkeys(STUBS, "#!/bin/sh\nexit 0\n")) | OF_NODE
     environment["TMPDIR"] = str(tmp_path)
     usual, done = files(engine, "harmless"), set()

@@ -12,6 +12,7 @@ import pytest
 from kit.emit import own_script
 from tests.emit.plans import TORCH as ON_TORCH
 from tests.emit.plans import plan_of
+from tests.support.files import files_in
 
 TORCH = """
 import os
@@ -33,9 +34,7 @@ STAND_INS = {
 def ended(place: Path, cluster: str, script: str, **given: str) -> subprocess.CompletedProcess[str]:
     """``own_script.py`` with a script, beside stand-ins for torch and accelerate."""
     plan = plan_of(cluster=cluster, **ON_TORCH, dp=int(cluster[0]))
-    for name, text in {**STAND_INS, "own_script.py": own_script.text(plan), "work/train.py": script}.items():
-        (place / name).parent.mkdir(exist_ok=True)
-        (place / name).write_text(text)
+    files_in(place, {**STAND_INS, "own_script.py": own_script.text(plan), "work/train.py": script})
     words = [sys.executable, "own_script.py", *["work/train.py", "--x"] * bool(script)]
     return subprocess.run(words, cwd=place, env=os.environ | given, capture_output=True, text=True)
 

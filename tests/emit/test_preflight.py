@@ -49,10 +49,8 @@ JOB = {"seq_length": 32, "total_tokens": 10_000, "precision": "fp32"}
 
 def written(place: Path, name: str, facts: dict[str, Any] | None) -> str:
     """The prefix of a pair of files; empty ones."""
-    files_in(place, {f"{name}.bin": "", f"{name}.idx": ""})
-    if facts is not None:
-        (place / f"{name}.json").write_text(json.dumps(facts))
-    return str(place / name)
+    side = {} if facts is None else {f"{name}.json": json.dumps(facts)}
+    return str(files_in(place, {f"{name}.bin": "", f"{name}.idx": ""} | side) / name)
 
 
 @pytest.fixture
@@ -385,7 +383,6 @@ def test_swap_files_of_an_earlier_attempt_are_room(tmp_path: Path, monkeypatch: 
     asked = swapping(tmp_path, 0.75)
     assert check_nvme(*asked, tmp_path / "run") is not None
     file = Path(str(swap_directory(*asked, tmp_path / "run"))) / "rank0" / "a.swp"
-    file.parent.mkdir(parents=True)
     os.truncate(file_with(file, b""), 1 << 28)
     assert check_nvme(*asked, tmp_path / "run") is None
 

@@ -12,6 +12,7 @@ from kit.specs.layout import ZERO_KEYS
 from tests.emit.plans import plan_of
 from tests.emit.test_other_trainers import OTHERS
 from tests.emit.test_rl_trainers import RL
+from tests.support.files import files_in
 
 OF_ACCELERATE = {"zero_stage", "optimizer_state_dtype"}
 UNREAD = {
@@ -35,8 +36,13 @@ def test_the_file_read_again_is_the_plan(case: str, tmp_path: Path) -> None:
     name, target, fields, _ = CASES[case]
     plan = plan_of(**fields)
     own = MODEL.get(target, "").format(plan.model.name)
-    for each, text in files_of(plan, [target]).items():
-        (tmp_path / each).write_text(text.replace("REPLACE-ME", plan.model.name).replace('"$@"', own))
+    files_in(
+        tmp_path,
+        {
+            each: text.replace("REPLACE-ME", plan.model.name).replace('"$@"', own)
+            for each, text in files_of(plan, [target]).items()
+        },
+    )
     found = asked_of(tmp_path / name, f"{plan.cluster.num_gpus}xH100").described({}).workload
     compared = vars(plan.layout).keys() - UNREAD[target] - ZERO_KEYS.keys()
     assert {key for key in compared if getattr(found.layout, key) != getattr(plan.layout, key)} == set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from kit.engines.protocol import IGNORE_INDEX
 from kit.specs.model import ModelSpec
 from tests.megatron.conftest import saved_model
+from tests.support.hostile import spoil
 
 
 def model_with_heads(spec: ModelSpec, path: Path) -> torch.nn.Module:
@@ -27,9 +27,8 @@ def model_with_heads(spec: ModelSpec, path: Path) -> torch.nn.Module:
             for parameter in part.parameters():
                 parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
     model.save_pretrained(path)
-    said = json.loads((path / "config.json").read_text())
-    said |= {"num_hidden_layers": spec.num_layers, "num_nextn_predict_layers": spec.mtp_num_layers}
-    (path / "config.json").write_text(json.dumps(said))
+    spoil(path / "config.json", ("num_hidden_layers",), spec.num_layers)
+    spoil(path / "config.json", ("num_nextn_predict_layers",), spec.mtp_num_layers)
     model.config.num_hidden_layers = spec.num_layers  # transformers' forward pass runs as many layers
     return model
 

@@ -26,6 +26,7 @@ from kit.specs.extra import Extra
 from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
+from tests.emit.plans import stand_in
 from tests.megatron.test_settings import plans
 from tests.support import tiny
 from tests.support.refusals import refusal
@@ -235,9 +236,11 @@ def test_every_setting_has_a_flag_or_a_reason():
 
 def words_of(script: Path, *more: str) -> list[str]:
     """What Megatron-LM gets: Python is a script that prints its words."""
-    (python := script.parent / "python").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n', encoding="utf-8")
-    python.chmod(0o755)
-    variables = {"PYTHON": str(python), "MEGATRON_LM": "/a dir/with $(spaces)", "NODE_RANK": "0", "MASTER_ADDR": "h"}
+    stand_in(script.parent, python='#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    variables = {
+        "PYTHON": str(script.parent / "python"), "MEGATRON_LM": "/a dir/with $(spaces)", "NODE_RANK": "0",
+        "MASTER_ADDR": "h",
+    }  # fmt: skip
     command = ["bash", str(script), *more]
     ran = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     return ran.stdout.splitlines()

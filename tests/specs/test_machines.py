@@ -92,8 +92,7 @@ def test_a_card_is_found_by_its_words_and_its_memory(
         assert name in refusal(SpecError, local.listed_gpu, cards, GPUS)
         return
     found, number = local.listed_gpu(cards, GPUS)
-    assert (found.name, number) == (name, count)
-    assert found.memory_gib == pytest.approx(memory_gib, rel=0.005)
+    assert (found.name, number, found.memory_gib) == (name, count, pytest.approx(memory_gib, rel=0.005))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +102,7 @@ def test_a_card_is_found_by_its_words_and_its_memory(
 def test_a_driver_that_fails_is_no_gpu(text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (local.nvidia_smi("-L"), local._asked("-L")) == (None, "")
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{text}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    file_with(tmp_path / "nvidia-smi", f"#!/bin/sh\n{text}\n").chmod(0o755)
     if said:
         assert re.search(said, refusal((OSError, subprocess.TimeoutExpired), local.nvidia_smi, "-L", limit_s=0.2))
     else:
@@ -194,8 +192,10 @@ def test_a_cluster_that_is_no_mapping_is_refused_in_a_recipe() -> None:
 def test_jobs_take_64_of_the_72_gpus_of_a_rack(text: str, split: tuple[int, int]) -> None:
     """Whole racks where they add up, as a rack has them; a rack's share of the host's memory."""
     found = parse_cluster(text)
-    assert (found.num_nodes, found.gpus_per_node) == split
-    assert found.host_ram_gib == pytest.approx(16093.0 * split[1] / 72)
+    assert ((found.num_nodes, found.gpus_per_node), found.host_ram_gib) == (
+        split,
+        pytest.approx(16093.0 * split[1] / 72),
+    )
 
 
 def test_what_neither_whole_racks_nor_jobs_add_up_to_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -22,6 +21,7 @@ from kit.training.generate import generate
 from tests.support import tiny
 from tests.support.assets import prepare
 from tests.support.files import file_with, files_in
+from tests.support.hostile import spoil
 from tests.support.refusals import refusal
 
 PROMPTS = ["import os\n", "def "]
@@ -100,8 +100,7 @@ def test_a_prompt_is_a_turn_of_the_chat_template(model: Path, tmp_path: Path) ->
     chat = shutil.copytree(model, tmp_path / "chat")
     turns = "{% for m in messages %}# {{ m.role }}\n{{ m.content }}\n{% endfor %}"
     (chat / "chat_template.jinja").write_text(turns + "{% if add_generation_prompt %}# a{% endif %}")
-    config = json.loads((model / "config.json").read_text())
-    (chat / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    spoil(chat / "config.json", ("dtype",), "bfloat16")
     turned = expected(model, "# user\ndef \n# a")
     assert [each.completion for each in generate(chat, ["def "], max_new_tokens=8)] == [turned]
     assert generate(chat, ["def "], max_new_tokens=8)[0].chat

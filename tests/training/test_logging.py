@@ -24,6 +24,7 @@ from kit.training.logging.terminal import LiveLine, live_line, plain_line
 from kit.training.logging.trackers import PACKAGES, Trackers, _wandb_mode
 from tests.support import tiny
 from tests.support.calls import before
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 from tests.support.runs import free_port
 from tests.training import runs
@@ -281,6 +282,5 @@ def test_wandb_asks_no_question(tmp_path, monkeypatch, environment, login, mode)
     for name, value in {**environment, "NETRC": "", "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     if login:
-        (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
-        (tmp_path / ".netrc").chmod(0o600)
+        file_with(tmp_path / ".netrc", "machine api.wandb.ai login user password secret\n").chmod(0o600)
     assert _wandb_mode() == mode

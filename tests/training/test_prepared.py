@@ -20,6 +20,7 @@ from kit.training.data.prepared import is_raw, objective_of, prepared, samples_o
 from kit.training.data.segments import chat_of
 from tests.support.assets import prepare
 from tests.support.files import file_with
+from tests.support.hostile import spoil
 from tests.support.refusals import refusal
 
 CHATS = [
@@ -169,8 +170,7 @@ def test_rows_are_tokenised_once_and_again_when_something_changes(tmp_path):
         return str(prepared(asked, job, tmp_path, said.append).data.train)
 
     first = pair()
-    assert pair() == first
-    assert ["tokenised before" in line for line in said] == [False, True]
+    assert (pair(), ["tokenised before" in line for line in said]) == (first, [False, True])
     longer, texts = pair(replace(SFT, seq_length=65)), pair(JobSpec(objective="sft", seq_length=64, learning_rate=1.0))
     assert longer != first == texts  # the length cuts rows; the rate does not
     jinja = file_with(tmp_path / "own.jinja", "{% for m in messages %}{{ m.content }}\n{% endfor %}")
@@ -178,8 +178,7 @@ def test_rows_are_tokenised_once_and_again_when_something_changes(tmp_path):
     written(tmp_path / "rows.jsonl", CHATS[1:])
     assert IndexedTokens(pair()).sidecar.num_documents == len(CHATS) - 1  # the file's content counts
     written(tmp_path / "rows.jsonl", CHATS)
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps({**config, "own": 1}))
+    spoil(model / "tokenizer_config.json", ("own",), 1)
     assert pair() not in (first, longer)
 
 
@@ -220,7 +219,6 @@ def test_the_new_recipe_reads_back_as_it_was(tmp_path, monkeypatch):
     rows = written(tmp_path / "rows.jsonl", CHATS)
     words = ["layout.engine=torch", "run.checkpoint.every_steps=7", "job.grad_clip=2", "run.data.validation=held"]
     made = new_recipe(str(prepare().model), "8xH100", "rows.jsonl", {"lora": {"rank": 4}}, words, "own.jinja")
-    (tmp_path / "runs/a").mkdir(parents=True)
     again = load_recipe(file_with(tmp_path / "runs/a/recipe.yaml", made.text(Path("runs/a"))))
     assert replace(again, name=made.recipe.name) == made.recipe
     assert (again.job.lora.rank, again.job.learning_rate, again.job.epochs, again.run.checkpoint.every_steps) == (

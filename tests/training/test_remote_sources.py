@@ -11,6 +11,7 @@ import pytest
 
 from kit.errors import DataError, SpecError
 from kit.training.data.tokenise import tokenise
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 from tests.support.s3 import SECRET
 from tests.training.test_tokenise import files, save_tokenizer, write_rows
@@ -33,8 +34,7 @@ def corpus(s3, tmp_path):
 
     here = [write_rows(tmp_path / f"part-{k}.jsonl", 10, first=k) for k in range(3)]
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a b", "c"], "n": [1, 2]}), tmp_path / "t.parquet")
-    (tmp_path / "t.txt").write_text("e d")
-    here += [tmp_path / "t.parquet", tmp_path / "t.txt"]
+    here += [tmp_path / "t.parquet", file_with(tmp_path / "t.txt", "e d")]
     for path in here:
         put(path, f"text/{path.name}")
     return here, ["s3://bucket/text/part-*.jsonl", "s3://bucket/text/t.parquet", "s3://bucket/text/t.txt"]

@@ -16,6 +16,7 @@ from kit.engines.huggingface.models import HfDirectory, random_model, source_for
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.catalog import load_model
+from tests.support.hostile import spoil
 from tests.support.refusals import refusal
 
 TEXT = {
@@ -116,9 +117,8 @@ def test_the_text_part_has_the_logits_of_the_whole_model(
 def test_a_text_part_without_a_layer_is_refused(tmp_path: Path) -> None:
     """Of a model that another test has imported: transformers takes seconds to import one."""
     saved("Gemma3", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["text_config"] |= {"num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    for key, value in (("num_hidden_layers", 3), ("layer_types", ["sliding_attention"] * 3)):
+        spoil(tmp_path / "config.json", ("text_config", key), value)
     assert "missing from the checkpoint, first model.layers.2." in refusal(CheckpointError, read, tmp_path)
 
 

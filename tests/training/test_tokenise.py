@@ -133,12 +133,11 @@ def test_more_documents_than_a_batch(tokenizer, tmp_path):
 @pytest.mark.parametrize(("config", "asked", "last"), [(8, 6, 5), (5, None, 4), (5, 7, None), (7, None, None)])
 def test_a_tokenizer_larger_than_the_model(tokenizer, tmp_path, config, asked, last):
     """What is asked for counts more than the config.json beside it."""
-    (tmp_path / "x.txt").write_text("a")
     shutil.copytree(tokenizer, tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": config}))
     said = f"has ids up to 6, and the model's vocabulary ends at {last}"
     with pytest.raises(DataError, match=said) if last else nullcontext():
-        tokenise([tmp_path / "x.txt"], tmp_path / "model", tmp_path / "x", vocab_size=asked)
+        tokenise([file_with(tmp_path / "x.txt", "a")], tmp_path / "model", tmp_path / "x", vocab_size=asked)
     assert bool(list(tmp_path.glob("x.bin*"))) == (last is None)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import shlex
-import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -238,11 +237,8 @@ def test_the_page_opens_with_the_files_that_it_was_started_with(offered: Any, sh
 
 def test_the_command_names_a_file_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text(
-        "model: gpt2\ncluster: 1xA100-80\njob: {seq_length: 512, total_tokens: 3000000}\n"
-    )
-    (tmp_path / "elsewhere").mkdir()
-    shutil.copy("own.yaml", "elsewhere/other.yaml")
+    own = "model: gpt2\ncluster: 1xA100-80\njob: {seq_length: 512, total_tokens: 3000000}\n"
+    files_in(tmp_path, dict.fromkeys(("own.yaml", "elsewhere/other.yaml"), own))
     offered = offer([Path("own.yaml"), Path("elsewhere/other.yaml")])
     seen = see(asyncio.run(visited("", [put("gpus", 2), put("precision", "fp16")], offered)))
     assert seen["command"] == "kit plan own.yaml cluster=2xA100-80 job.precision=fp16"
