@@ -71,11 +71,14 @@ class Answer:
     """None where nothing is faster by more than the model can tell."""
 
     @property
+    def bounds(self) -> set[Bound]:
+        """On which sides of kit's figure the true one may be; empty where it is about that."""
+        return {gap.bound for gap in self.now.described.gaps} | ({"most"} if self.worst_case else set())
+
+    @property
     def bound(self) -> Bound | None:
         """On which side of kit's figure the true one is; None where it is about that, or on either."""
-        bounds: set[Bound] = {gap.bound for gap in self.now.described.gaps}
-        bounds |= {"most"} if self.worst_case else set()
-        return bounds.pop() if len(bounds) == 1 else None
+        return next(iter(self.bounds)) if len(self.bounds) == 1 else None
 
     @property
     def worst_case(self) -> bool:
@@ -83,14 +86,11 @@ class Answer:
 
     @property
     def verdict(self) -> Verdict:
-        least = any(gap.bound == "least" for gap in self.now.described.gaps)
         if self.now.fits:
-            return "may not fit" if least else "fits"
-        paged = self.now.described.workload.job.optimizer.name.startswith(
-            "paged"
-        )  # pages leave the GPU before it runs out of memory
-        most = any(gap.bound == "most" for gap in self.now.described.gaps) or self.worst_case or paged
-        return "may fit" if most else "does not fit"
+            return "may not fit" if "least" in self.bounds else "fits"
+        # pages leave the GPU before it runs out of memory
+        paged = self.now.described.workload.job.optimizer.name.startswith("paged")
+        return "may fit" if paged or "most" in self.bounds else "does not fit"
 
     @property
     def change(self) -> Variant | None:

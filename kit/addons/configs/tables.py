@@ -88,11 +88,9 @@ class Table:
 
 def matched(patterns: Mapping[str, Any], value: Any) -> Any:
     """What a mapping by patterns has for a value; None if it has nothing."""
-    text = word(value)
-    for pattern, found in patterns.items():
-        if fnmatchcase(text.lower(), pattern.lower()) and (pattern != "*" or text.lower() not in OFF):
-            return found
-    return None
+    text = word(value).lower()
+    known = ((pattern.lower(), found) for pattern, found in patterns.items() if pattern != "*" or text not in OFF)
+    return next((found for pattern, found in known if fnmatchcase(text, pattern)), None)
 
 
 def names(row: Row, value: Any) -> bool:

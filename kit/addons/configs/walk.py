@@ -35,12 +35,11 @@ class Reading:
 
     fields: Mapping[str, Any]
     gaps: tuple[Gap, ...]
-    refused: tuple[str, ...]
-    """Why there is no answer."""
 
 
 def walk(table: Table, source: Source, opened: Opened) -> Reading:
-    """Every key of the table in its order, over what the program decides whatever the file says."""
+    """Every key of the table in its order, over what the program decides whatever the file says. Raises ``SpecError``
+    with a line for each value without an answer."""
     fields: dict[str, Any] = dict(table.always)
     gaps: list[Gap] = []
     refused: list[str] = []
@@ -65,8 +64,10 @@ def walk(table: Table, source: Source, opened: Opened) -> Reading:
             try:
                 fields |= dict(_decided(row, value, gaps, key, entry.line, opened))
             except SpecError as error:
-                refused.append(f"{place}={word(value)[:60]}: {error}")
-    return Reading(fields, tuple(gaps), tuple(refused))
+                refused.append(f"{place}={word(value)[:60]}: {'; '.join(str(error).splitlines())}")
+    if refused:
+        raise SpecError("\n".join(refused))
+    return Reading(fields, tuple(gaps))
 
 
 _NAME_A_FILE = (
@@ -88,7 +89,7 @@ def _decided(row: Row, value: Any, gaps: list[Gap], key: str, line: int, opened:
     """(field, its value) of a key that is given, or has a default."""
     if row.kind == "list":
         layers, others = adapted(value)
-        yield from (("job.lora.targets", "all-linear"),) if layers is None else (("job.lora.target_modules", layers),)
+        yield "job.lora.target_modules", layers
         if others:
             gaps.append(Gap("least", key, f"adapters on {', '.join(others[:4])} are not counted", line))
     elif row.kind == "names":
@@ -108,10 +109,7 @@ def _linked(row: Row, named: str, opened: Opened) -> Mapping[str, Any]:
     else:
         found = {"zero_optimization": row.named[name]} if name in row.named else opened(named)
         source = Source(name, "", "yaml", {key: Entry(each, 0) for key, each in flat(found).items()})
-    reading = walk(table_of_kind(row.kind), source, opened)
-    if reading.refused:
-        raise SpecError("; ".join(reading.refused))
-    return reading.fields
+    return walk(table_of_kind(row.kind), source, opened).fields
 
 
 _COUNTS = frozenset(
@@ -156,8 +154,8 @@ def number(value: Any) -> Any:
 _LAYERS = ATTENTION_LAYERS | MLP_LAYERS
 
 
-def adapted(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """The layers that get adapters, None for all linear ones; and the names that are none of them. A text with the
+def adapted(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The layers that get adapters, by Llama's names; and the names that are none of them. A text with the
     signs of a regular expression is tried on the layers' full names, as peft does."""
     if isinstance(value, str) and value.startswith("["):  # hydra's list
         value = value.strip("[]").split(",")
@@ -168,9 +166,8 @@ def adapted(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     last = [name.rsplit(".", 1)[-1] for name in names]
     everything = {"all", "all-linear", "all_linear"} & set(last)
     others = tuple(name for name in last if name not in _LAYERS and name not in everything)
-    chosen = sorted(_LAYERS & set(last))
-    whole = bool(everything) or not chosen or set(chosen) == _LAYERS
-    return None if whole else tuple(chosen), others
+    chosen = set() if everything else _LAYERS & set(last)
+    return tuple(sorted(chosen or _LAYERS)), others
 
 
 def _of_expression(text: str) -> list[str]:

@@ -112,8 +112,6 @@ def described(
     reading: Reading, gpus: str | ClusterSpec | None, row_tokens: int | None, load: Callable[[str], ModelSpec]
 ) -> Described:
     """The workload; ``load`` knows models by name. Raises ``SpecError`` where kit has no figures for it."""
-    if reading.refused:
-        raise SpecError("\n".join(reading.refused))
     given = dict(reading.fields)
     model = load(_name(given)) if "model.num_layers" not in given else _by_sizes(given)
     cluster, notes = cluster_of(given, gpus)
@@ -226,14 +224,12 @@ def cluster_of(given: Mapping[str, Any], gpus: str | ClusterSpec | None) -> tupl
     world = _count(given.get("world")) or (
         _count(given.get("gpus_per_node")) and (int(given["gpus_per_node"]) * int(_count(given.get("nodes")) or 1))
     )
-    visible = len(str(given["visible"]).split(",")) if given.get("visible") not in (None, "") else None
-    if visible is not None and not world:
-        if visible > 1:
+    if not world and given.get("visible") not in (None, ""):
+        if "," in str(given["visible"]):
             raise SpecError(f"one process with CUDA_VISIBLE_DEVICES={given['visible']}: device_map spreads the layers")
         world = 1
     if gpus is None:
-        count = f"{world}x" if world else "8x"
-        raise SpecError(f"--gpus is missing, which names the kind of GPU: --gpus {count}H100")
+        raise SpecError(f"--gpus is missing, which names the kind of GPU: --gpus {world or 8}xH100")
     cluster = gpus if isinstance(gpus, ClusterSpec) else parse_cluster(gpus)
     gpus = gpus if isinstance(gpus, str) else f"{cluster.num_gpus}x{cluster.gpu.name}"
     if not world or int(world) == cluster.num_gpus:
@@ -261,20 +257,19 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
     }
     chosen |= {"etp": chosen.get("tp", 1)} if chosen.get("etp") == "tp" else {}
     pins = strict_yaml.parse(Pins, chosen, strict_yaml.Document("the file", {}, {}))
-    known = {name: value for name, value in vars(pins).items() if value is not None}
-    known["sp"] = known.get("sp", False) and known.get("tp", 1) > 1
-    unread = {"cp_comm_type": known.get("cp", 1) == 1, "recompute_modules": known.get("recompute") != "selective"}
-    known = {name: value for name, value in known.items() if not unread.get(name)}
+    known = {**DEFAULTS, **{name: value for name, value in vars(pins).items() if value is not None}}
+    unread = {"sp": known["tp"] == 1, "cp_comm_type": known["cp"] == 1}
+    unread |= {"recompute_modules": known["recompute"] != "selective"}
+    known |= {name: DEFAULTS[name] for name, idle in unread.items() if idle}
     if given.get("layers_of_chunk"):
-        known["vp"] = max(1, model.num_layers // (known.get("pp", 1) * int(given["layers_of_chunk"])))
-    if known["engine"] == "megatron":
-        alone = known.get("tp", 1) if model.num_experts else 1
-        known["etp"] = known.get("etp", 1) if known.get("ep", 1) > 1 else alone
-    split = known.get("tp", 1) * known.get("pp", 1) * known.get("cp", 1)
+        known["vp"] = max(1, model.num_layers // (known["pp"] * int(given["layers_of_chunk"])))
+    if known["engine"] == "megatron" and known["ep"] == 1:
+        known["etp"] = known["tp"] if model.num_experts else 1
+    split = known["tp"] * known["pp"] * known["cp"]
     if cluster.num_gpus % split:
         raise SpecError(f"tp·pp·cp={split} does not divide {cluster.num_gpus} GPUs")
     dp = cluster.num_gpus // split
-    micro = known.pop("micro_batch_size", 1)
+    micro = known["micro_batch_size"] or 1
     accumulation = given.get("accumulation", 1)
     if accumulation == "16 rows a step":
         accumulation = max(1, math.ceil(16 / (micro * cluster.num_gpus)))
@@ -282,11 +277,10 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
         if int(rows) % (micro * dp):
             raise SpecError(f"a global batch of {rows} is no multiple of micro batch {micro} · {dp} ranks")
         accumulation = int(rows) // (micro * dp)
-    made = Layout(**known, dp=dp, micro_batch_size=micro, gradient_accumulation_steps=int(accumulation))
+    known |= {"dp": dp, "micro_batch_size": micro, "gradient_accumulation_steps": int(accumulation)}
+    made = Layout(**known)
     made = made.but(engine="torch") if made.engine == "deepspeed" and made.zero_stage == 0 else made
-    if _in_16_bits(made, given):
-        made = made.but(optimizer_state_dtype="bf16")
-    return made
+    return made.but(optimizer_state_dtype="bf16") if _in_16_bits(made, given) else made
 
 
 def _filled(layout: Layout, tokens: int, length: int) -> tuple[Layout, tuple[Gap, ...]]:
