@@ -22,6 +22,7 @@ EDITS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "empty": ("a.yaml", "base_model: x\na:\nb: 2\n", {"a": 3}, "base_model: x\na: 3\nb: 2\n"),
     "new": ("a.yaml", "base_model: x  # m\n# end\n", {"b": "y/z.json"}, "base_model: x  # m\nb: y/z.json\n# end\n"),
     "two": ("a.yaml", "base_model: x\n", {"b": 1, "c": 2}, "base_model: x\nb: 1\nc: 2\n"),
+    "new section of two": ("a.yaml", "base_model: x\n", {"a.b": 1, "a.c": 2}, "base_model: x\na:\n  b: 1\n  c: 2\n"),
     "no newline": ("a.yaml", "base_model: x", {"b": 1}, "base_model: x\nb: 1"),
     "list last": (
         "a.yaml",

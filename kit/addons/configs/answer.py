@@ -132,8 +132,8 @@ def _change(found: Variant) -> ChangeJson:
 
 def reads_back(asked: Asked, change: Variant) -> bool:
     """Whether the edited text, read again, gives the layout and the job of the change."""
-    text = edited(asked.source, change.values)
     try:
+        text = edited(asked.source, change.values)
         if asked.source.form == "python":
             flags, _ = source_of(f"{asked.table.commands[1]} {text}", "flags.sh")
             again = asked.described({key: entry.value for key, entry in flags.entries.items()})

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Form = Literal["yaml", "json", "toml", "shell", "python"]
+Edit = tuple[int, int, str]
+"""Where a piece of a text begins and ends, and what comes in its place."""
 
 
 class Unresolved(str):

@@ -7,35 +7,37 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
-from functools import reduce
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
 
-from kit.addons.configs.entries import Source, word
-from kit.addons.configs.toml_entries import with_value
+from kit.addons.configs.entries import Edit, Source, word
+from kit.addons.configs.reading import source_of
+from kit.addons.configs.toml_entries import new_of_toml, toml_word
 from kit.addons.configs.yaml_entries import root_of
-
-_Edit = tuple[int, int, str]
 
 
 def edited(source: Source, values: Mapping[str, Any]) -> str:
     """The file's text with these values: a value's own text is replaced, a new key comes after its last sibling. Of
-    Python the flags of the command that starts the function."""
+    Python the flags of the command that starts the function. Raises ``SpecError`` where a new text is not read."""
+    # the class of a part has no dot in its key, and behind it tyro takes that part's flags alone
+    ordered = sorted(values, key=lambda key: "." not in key) if source.command else values
     if source.form == "python":
-        return " ".join(_flag(source, key.replace("_", "-"), value) for key, value in _classes_last(values))
-    if source.form == "toml":
-        return reduce(lambda text, pair: with_value(text, *pair), values.items(), source.text)
-    if source.form == "shell":
-        edits = [_of_shell(source, key, value) for key, value in _classes_last(values)]
-    else:
-        root = root_of(source.text, source.name)
-        edits = [_of_yaml(source, root, key, value) for key, value in values.items()]
-    text, at = "", 0
-    for begin, end, new in sorted(edits, key=lambda edit: edit[0]):
-        text, at = text + source.text[at:begin] + new, end
-    return text + source.text[at:]
+        return " ".join(_flag(source, key.replace("_", "-"), values[key]) for key in ordered)
+    for key in ordered:
+        begin, end, new = _edit(source, key, values[key])
+        source, _ = source_of(source.text[:begin] + new + source.text[end:], source.name)
+    return source.text
+
+
+def _edit(source: Source, key: str, value: Any) -> Edit:
+    """In the place of the text that the value has; behind the key's siblings where it has none of its own."""
+    entry, written = source.entries.get(key), _WRITTEN[source.form](value)
+    if entry is None or entry.start < 0:
+        return _NEW[source.form](source, key, value)
+    blank = " " if source.form == "yaml" and source.text[entry.start - 1 : entry.end] == ":" else ""
+    return entry.start, entry.end, blank + written
 
 
 def unified_diff(source: Source, path: str, values: Mapping[str, Any]) -> str:
@@ -50,11 +52,6 @@ def unified_diff(source: Source, path: str, values: Mapping[str, Any]) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def _classes_last(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The class of a part has no dot in its key, and behind it tyro takes that part's flags alone."""
-    return sorted(values.items(), key=lambda pair: "." not in pair[0])
-
-
 def _flag(source: Source, key: str, value: Any) -> str:
     text = shlex.quote(word(value))
     if source.flags == "hydra":
@@ -64,45 +61,31 @@ def _flag(source: Source, key: str, value: Any) -> str:
     return f"--{key}" if source.flags and value is True else f"--{key} {text}"
 
 
-def _of_shell(source: Source, key: str, value: Any) -> _Edit:
-    """The word of the flag; a flag that is new, or whose value is a part of a variable, behind the last word, where it
-    wins, and before a class."""
-    entry = source.entries.get(key)
-    if entry is not None and entry.start >= 0 and entry.value is not True:
-        return entry.start, entry.end, shlex.quote(word(value))
-    line = source.text.rfind("\n", 0, source.end) + 1
-    indent = re.match(r"\s*", source.text[line:])
+def _new_flag(source: Source, key: str, value: Any) -> Edit:
+    """Behind the last word, where it wins over a value that is a part of a variable, and before a class."""
+    indent = re.match(r"\s*", source.text[: source.end].rpartition("\n")[2])
     dashes = re.search(r"\s--[\w.]+-\w+", source.text) is not None
     flag = _flag(source, key.replace("_", "-") if dashes else key, value)
     return source.end, source.end, f" \\\n{(indent[0] if indent else '') or '    '}{flag}"
 
 
-def _of_yaml(source: Source, root: yaml.MappingNode, key: str, value: Any) -> _Edit:
-    entry, steps = source.entries.get(key), key.split(".")
-    if entry is not None:
-        blank = "" if source.text[entry.start : entry.end] or source.text[entry.start - 1 : entry.start] == " " else " "
-        return entry.start, entry.end, blank + _scalar(source, value)
-    section = root
-    while len(steps) > 1:
-        inner = next((each for name, each in section.value if name.value == steps[0]), None)
-        if not isinstance(inner, yaml.MappingNode) or not inner.value:
-            break
+def _new_of_yaml(source: Source, key: str, value: Any) -> Edit:
+    """In the innermost section of the key that is there and has something in it."""
+    inner: yaml.Node | None = root_of(source.text, source.name)
+    steps = ["", *key.split(".")]
+    while isinstance(inner, yaml.MappingNode) and inner.value and len(steps) > 1:
         section, steps = inner, steps[1:]
+        inner = next((each for name, each in section.value if name.value == steps[0]), None)
     first, last = section.value[0][0], section.value[-1][1]
     indent = " " * first.start_mark.column
     if section.flow_style:
         apart = f"\n{indent}" if "\n" in source.text[section.start_mark.index : first.start_mark.index] else " "
-        end = last.end_mark.index
-        return (
-            end,
-            end,
-            f",{apart}{json.dumps(steps[0]) if source.form == 'json' else steps[0]}: {_scalar(source, value)}",
-        )
-    empty = next((each for name, each in section.value if name.value == steps[0]), None)
+        name = json.dumps(steps[0]) if source.form == "json" else steps[0]
+        return last.end_mark.index, last.end_mark.index, f",{apart}{name}: {_WRITTEN[source.form](value)}"
     lines = [f"{indent}{'  ' * depth}{step}:" for depth, step in enumerate(steps)]
-    lines[-1] += f" {_scalar(source, value)}"
-    if empty is not None and len(steps) > 1:  # a section that is there, and has nothing in it
-        return empty.start_mark.index, empty.end_mark.index, "\n" + "\n".join(lines[1:])
+    lines[-1] += f" {_WRITTEN[source.form](value)}"
+    if inner is not None and len(steps) > 1:  # a section that is there, and has nothing in it
+        return inner.start_mark.index, inner.end_mark.index, "\n" + "\n".join(lines[1:])
     end = len(source.text[: _end_of(last)].rstrip())
     end = max(end, source.text.find("\n", end) if "\n" in source.text[end:] else len(source.text))
     return end, end, "\n" + "\n".join(lines)
@@ -115,5 +98,17 @@ def _end_of(node: yaml.Node) -> int:
     return int(node.end_mark.index)
 
 
-def _scalar(source: Source, value: Any) -> str:
-    return json.dumps(value) if source.form == "json" else word(value)
+_WRITTEN: Mapping[str, Callable[[Any], str]] = {
+    "yaml": word,
+    "json": json.dumps,
+    "toml": toml_word,
+    "shell": lambda value: shlex.quote(word(value)),
+}
+"""A file's form → its text of a value."""
+_NEW: Mapping[str, Callable[[Source, str, Any], Edit]] = {
+    "yaml": _new_of_yaml,
+    "json": _new_of_yaml,
+    "toml": new_of_toml,
+    "shell": _new_flag,
+}
+"""A file's form → the edit that gives it a key that it has not."""

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from kit.addons.configs.entries import Entry, Source, word
+from kit.addons.configs.entries import Edit, Entry, Source, word
 from kit.errors import SpecError
 from kit.specs.extra import flat
 
@@ -29,26 +29,25 @@ def read_toml(text: str, name: str) -> Source:
     return Source(name, text, "toml", {key: places.get(key, Entry(value, 0)) for key, value in values.items()})
 
 
-def with_value(text: str, key: str, value: Any) -> str:
-    """The text with another value of a key: in the place of the one that it has, or behind the last one of its section,
-    which is made at the end where there is none."""
-    lines = dict(_lines(text))
-    written = _quoted(value) if isinstance(value, str) else word(value)
-    if (found := lines.get(key)) is not None:
-        return text[: found.start("value")] + written + text[found.end("value") :]
-    section, _, last = key.rpartition(".")
-    own = {other for other, line in lines.items() if line["value"] and other.rpartition(".")[0] == section}
-    siblings = [line.end() for other, line in lines.items() if other in own | {section}]
-    if not siblings:
-        return f"{text.rstrip()}\n\n[{section}]\n{last} = {written}\n"
-    end = text.find("\n", max(siblings))
+def new_of_toml(source: Source, key: str, value: Any) -> Edit:
+    """Behind the last key of its section, which is made at the end where there is none."""
+    text, (section, _, last) = source.text, key.rpartition(".")
+    lines = [
+        line.end()
+        for other, line in _lines(text)
+        if other == section or (line["value"] and other.rpartition(".")[0] == section)
+    ]
+    if not lines:
+        return len(text.rstrip()), len(text), f"\n\n[{section}]\n{last} = {toml_word(value)}\n"
+    end = text.find("\n", max(lines))
     end = len(text) if end < 0 else end
-    return f"{text[:end]}\n{last} = {written}{text[end:]}"
+    return end, end, f"\n{last} = {toml_word(value)}"
 
 
-def _quoted(text: str) -> str:
-    """A basic string (toml.io/en/v1.0.0#string): JSON's escapes are TOML's, which escapes U+007F too."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
+def toml_word(value: Any) -> str:
+    """A value in TOML. A text is a basic string (toml.io/en/v1.0.0#string): JSON's escapes are TOML's, which escapes
+    U+007F too."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f") if isinstance(value, str) else word(value)
 
 
 def _lines(text: str) -> Iterator[tuple[str, re.Match[str]]]:
