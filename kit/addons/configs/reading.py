@@ -51,9 +51,8 @@ class Asked:
 
     def described(self, values: Mapping[str, Any]) -> Described:
         """The workload of the file with other values. Raises ``SpecError``."""
-        source = self.source.with_values(values) if values else self.source
-        load = _loaded if self.is_here else _called
-        return described(walk(self.table, source, self.opened), self.gpus, self.row_tokens, load)
+        reading = walk(self.table, self.source.with_values(values), self.opened)
+        return described(reading, self.gpus, self.row_tokens, _loaded if self.is_here else _called)
 
 
 def _unread(source: Source) -> str:

@@ -21,10 +21,9 @@ def read_shell(text: str, name: str) -> Source:
     for line in shell_lines(text):
         if line.words and line.words[0].value in ("[", "[[", "test", "echo", "printf"):
             continue  # it names a program, and does not start it
-        found = next(((at, start) for start in known if (at := _place(text, line.words, start)) >= 0), None)
-        if found is not None:
-            at, start = found
-            return _source(text, name, line, at, start)
+        for start in known:
+            if (at := _place(text, line.words, start)) >= 0:
+                return _source(text, name, line, at, start)
     starts = ", ".join(table.commands[0] for table in tables() if table.commands)
     raise SpecError(f"{name}: no command that kit knows: {starts} …")
 
@@ -38,9 +37,11 @@ def _place(text: str, words: Sequence[Word], start: tuple[str, ...]) -> int:
 
 def _source(text: str, name: str, line: Line, at: int, start: tuple[str, ...]) -> Source:
     before, words = line.words[:at], [word for word in line.words[at + len(start) :] if word.value not in ("$@", "$*")]
-    entries = {f"{ENVIRONMENT}{key}": Entry(value, 0) for key, value in line.variables.items() if value is not None}
-    entries |= {f"{LAUNCHER}{key}": entry for key, entry in _flags(text, before)}
-    entries |= dict(_flags(text, words))
+    entries = {
+        **{f"{ENVIRONMENT}{key}": Entry(value, 0) for key, value in line.variables.items() if value is not None},
+        **{f"{LAUNCHER}{key}": entry for key, entry in _flags(text, before)},
+        **dict(_flags(text, words)),
+    }
     last = next(word for word in reversed(line.words) if not (word.value or "").startswith(_TYRO))
     return Source(name, text, "shell", entries, " ".join(start), last.end)
 

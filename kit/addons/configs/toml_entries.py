@@ -14,9 +14,10 @@ from kit.specs.extra import flat
 
 _LINE = re.compile(
     r"""(?m)^[ \t]*(?:\[+[ \t]*(?P<section>[\w.-]+)[ \t]*\]+|(?P<key>[\w.-]+)[ \t]*=[ \t]*"""
-    r"""(?P<value>"(?:[^"\\\n]|\\.)*"(?!")|'[^'\n]*'(?!')|[\w.+:-]+|))"""
+    r"""(?P<value>"(?:[^"\\\n]|\\.)*"(?!")|'[^'\n]*'(?!')|[\w.+:-]+|))[^\n]*"""
 )
-"""A section's header, or a key with its value's text, which is empty for lists, tables and texts of several lines."""
+"""The line of a section's header, or of a key: its value's text is empty for lists, tables and texts of several
+lines."""
 
 
 def read_toml(text: str, name: str) -> Source:
@@ -39,9 +40,7 @@ def new_of_toml(source: Source, key: str, value: Any) -> Edit:
     ]
     if not lines:
         return len(text.rstrip()), len(text), f"\n\n[{section}]\n{last} = {toml_word(value)}\n"
-    end = text.find("\n", max(lines))
-    end = len(text) if end < 0 else end
-    return end, end, f"\n{last} = {toml_word(value)}"
+    return max(lines), max(lines), f"\n{last} = {toml_word(value)}"
 
 
 def toml_word(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,9 +40,8 @@ def variant(asked: Asked, values: Mapping[str, Any], timer: StepTimer) -> Varian
     found = asked.described(values)
     work, cluster = found.workload, found.workload.cluster
     gib, host = found.peak_gib, host_ram_gib_per_node(work)
-    fits = gib <= usable_gib(cluster.gpu)
-    if cluster.host_ram_gib is not None:
-        fits = fits and host <= HOST_SHARE * cluster.host_ram_gib
+    host_room = math.inf if cluster.host_ram_gib is None else HOST_SHARE * cluster.host_ram_gib
+    fits = gib <= usable_gib(cluster.gpu) and host <= host_room
     known = cluster.host_ram_gib is not None or not host
     return Variant(values, found, gib, fits, known, sum(timer.components_s(work).values()))
 
@@ -55,8 +55,7 @@ def variants(asked: Asked, now: Variant) -> Iterator[Variant]:
             found = variant(asked, values, timer)
         except SpecError:
             continue
-        work = found.described.workload
-        kept = work.job == now.described.workload.job
+        kept = found.described.workload.job == now.described.workload.job
         if kept and {gap.key for gap in found.described.gaps if gap.bound == "least"} <= bounds:
             yield found
 
@@ -76,11 +75,16 @@ def _combinations(asked: Asked, rows: int) -> Iterator[dict[str, Any]]:
         layout, length = work.layout, work.job.seq_length
         if layout.global_batch_size == rows and values:
             yield values
-        for micro in _divisors(rows // layout.dp) if rows % layout.dp == 0 and table.batch else ():
-            accumulation = rows // (layout.dp * micro)
-            if micro != layout.micro_batch_size or accumulation != layout.gradient_accumulation_steps:
-                told = {"layout.micro_batch_size": micro, "accumulation": accumulation, "job.global_batch_size": rows}
-                told |= {"rank_tokens": micro * length, "step_tokens": rows * length}
+        for micro in range(1, _MOST_MICRO + 1) if table.batch else ():
+            accumulation, left = divmod(rows, layout.dp * micro)
+            if not left and (micro, accumulation) != (layout.micro_batch_size, layout.gradient_accumulation_steps):
+                told = {
+                    "layout.micro_batch_size": micro,
+                    "accumulation": accumulation,
+                    "job.global_batch_size": rows,
+                    "rank_tokens": micro * length,
+                    "step_tokens": rows * length,
+                }
                 batch = {key: told[table.keys[key].field] for key in table.batch}
                 yield {**values, **{key: each for key, each in batch.items() if _differs(source, table, key, each)}}
 
@@ -91,10 +95,6 @@ def _differs(source: Source, table: Table, key: str, value: Any) -> bool:
         return False  # a list that the file has stays as it is
     now = table.keys[key].default if entry is None or entry.value in (None, "") else entry.value
     return word(now) != word(value)
-
-
-def _divisors(rows: int) -> Iterator[int]:
-    return (each for each in range(1, min(rows, _MOST_MICRO) + 1) if rows % each == 0)
 
 
 def nearest(found: Iterable[Variant]) -> Variant | None:

@@ -115,13 +115,11 @@ def described(
     given = dict(reading.fields)
     model = load(_name(given)) if "model.num_layers" not in given else _by_sizes(given)
     cluster, notes = cluster_of(given, gpus)
-    if given.get("packed_length"):  # 0 is off
-        given |= {"job.seq_length": given["packed_length"], "packing": True}
     if "prompts" in given:  # of which each has several completions
         given["job.global_batch_size"] = int(given["prompts"]) * given["job.grpo.num_generations"]
     if "prompt_tokens" in given and given.get("job.objective") == "grpo":  # of others they are part of the rows
         given["job.seq_length"] = int(given["prompt_tokens"]) + given["job.grpo.max_completion_length"]
-    length = given.get("job.seq_length")
+    length = given.get("packed_length") or given.get("job.seq_length")  # 0 is off
     length = model.max_position_embeddings if length in (None, "longest of the model") else int(length)
     if row_tokens is not None and not given.get("packing"):
         length = min(length, row_tokens)
@@ -131,7 +129,6 @@ def described(
         given |= {"job.global_batch_size": -(-step // length)} if (step := given["step_tokens"]) > 0 else {}
     if given.get("packing") and given.get("job.objective") in _PAIRED:
         length = max(1, length // 2)
-    given |= {"layout.micro_batch_size": 1} if given.get("filled") else {}
     layout = _layout(given, model, cluster)
     layout, short = _filled(layout, int(given["micro_tokens"]), length) if given.get("filled") else (layout, ())
     experts, bits = "job.lora.quantize_moe_experts", given.get("job.lora.four_bit")
@@ -160,8 +157,13 @@ def described(
     alone, away = _without_vllm(workload), (given.get("away.model"), given.get("away.optimizer"))
     if any(away) and not all(away) and peak_gib(workload) > peak_gib(alone):
         approximated += (Gap("most", "vllm", "what is on the host while it generates is counted on the GPU"),)
-    packed = given.get("packing") is True or given.get("filled") is True or job.objective == "pretrain"
-    return Described(workload, (*gaps, *approximated), notes, packed, alone if all(away) else workload)
+    return Described(
+        workload=workload,
+        gaps=(*gaps, *approximated),
+        notes=notes,
+        packed=given.get("packing") is True or given.get("filled") is True or job.objective == "pretrain",
+        alone=alone if all(away) else workload,
+    )
 
 
 def _name(given: Mapping[str, Any]) -> str:
@@ -258,8 +260,11 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
     chosen |= {"etp": chosen.get("tp", 1)} if chosen.get("etp") == "tp" else {}
     pins = strict_yaml.parse(Pins, chosen, strict_yaml.Document("the file", {}, {}))
     known = {**DEFAULTS, **{name: value for name, value in vars(pins).items() if value is not None}}
-    unread = {"sp": known["tp"] == 1, "cp_comm_type": known["cp"] == 1}
-    unread |= {"recompute_modules": known["recompute"] != "selective"}
+    unread = {
+        "sp": known["tp"] == 1,
+        "cp_comm_type": known["cp"] == 1,
+        "recompute_modules": known["recompute"] != "selective",
+    }
     known |= {name: DEFAULTS[name] for name, idle in unread.items() if idle}
     if given.get("layers_of_chunk"):
         known["vp"] = max(1, model.num_layers // (known["pp"] * int(given["layers_of_chunk"])))
@@ -277,8 +282,9 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
         if int(rows) % (micro * dp):
             raise SpecError(f"a global batch of {rows} is no multiple of micro batch {micro} · {dp} ranks")
         accumulation = int(rows) // (micro * dp)
-    known |= {"dp": dp, "micro_batch_size": micro, "gradient_accumulation_steps": int(accumulation)}
-    made = Layout(**known)
+    made = Layout(
+        **known | {"dp": dp, "micro_batch_size": micro, "gradient_accumulation_steps": int(accumulation)},
+    )
     made = made.but(engine="torch") if made.engine == "deepspeed" and made.zero_stage == 0 else made
     return made.but(optimizer_state_dtype="bf16") if _in_16_bits(made, given) else made
 
@@ -345,11 +351,13 @@ def _job(given: Mapping[str, Any], model: ModelSpec, layout: Layout, length: int
     grpo = {key.removeprefix("job.grpo."): value for key, value in given.items() if key.startswith("job.grpo.")}
     if given.get("vllm") is True and given.get("vllm.mode", "colocate") == "colocate":
         grpo["vllm_gpu_memory_utilization"] = given.get("vllm.share", 0.3)
+    # on torch and Megatron fp16 takes as many bytes as bf16, with which kit has figures
+    precision = str(given.get("job.precision", "fp32"))
     data = {
         "objective": given.get("job.objective", "sft"),
         "seq_length": length,
         "global_batch_size": layout.global_batch_size,
-        "precision": _precision(given, layout),
+        "precision": "bf16" if precision == "fp16" and layout.engine != "deepspeed" else precision,
         "optimizer": {"name": given.get("job.optimizer.name", "adamw")},
         "lora": {key: value for key, value in lora.items() if value is not None} if given.get("job.lora") else None,
     }
@@ -357,9 +365,3 @@ def _job(given: Mapping[str, Any], model: ModelSpec, layout: Layout, length: int
         data["grpo"] = {key: value for key, value in grpo.items() if value is not None}
         data["seq_length"] = max(length, 1 + grpo.get("max_completion_length", 512))
     return strict_yaml.parse(JobSpec, data, strict_yaml.Document("the file", {}, {}))
-
-
-def _precision(given: Mapping[str, Any], layout: Layout) -> str:
-    """On torch and Megatron fp16 takes as many bytes as bf16, with which kit has figures."""
-    precision = str(given.get("job.precision", "fp32"))
-    return "bf16" if precision == "fp16" and layout.engine != "deepspeed" else precision
