@@ -99,14 +99,19 @@ def run_until_killed(rundir: Path, step: int) -> int:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGKILL to the launcher and every rank. torchrun starts each rank in its own session."""
+    """Send SIGKILL to the launcher and every rank, and wait until all have ended. torchrun starts each rank in its own
+    session. A rank that has ended stays a zombie until the machine's first process asks for it: in a container it may
+    ask late, or never."""
     ranks = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):
             rank.kill()
     process.wait()
-    psutil.wait_procs(ranks)
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while rank.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
 
 
 def metrics(rundir: Path) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def check_saved(run, said):
     assert not (run / "run.lock").exists()
 
 
-@pytest.mark.everyday("megatron-tp2-sp")
+@pytest.mark.everyday("torch-ddp")
 @pytest.mark.parametrize("case", ["torch-ddp", "deepspeed-zero2", "megatron-tp2-sp"])
 def test_every_engine_finishes_the_step_and_saves(case, tmp_path, data):
     """torchrun for torch and Megatron, accelerate launch for DeepSpeed; two ranks in sessions of their own."""

@@ -330,11 +330,11 @@ def test_what_is_saved_anew_while_it_is_copied_is_not_mixed(tmp_path, saved, rem
 def test_a_local_file_that_is_damaged_is_never_complete(saved, remote, monkeypatch):
     """Told once, until it is another failure."""
     (saved / STEP / "state" / "exp_avg_sq-rank3").write_bytes(b"\0" * 1300)
-    monkeypatch.setattr(uploads, "LONGEST_WAIT_S", 4.0)
+    monkeypatch.setattr(uploads, "LONGEST_WAIT_S", 2.0)
     monkeypatch.setattr(uploads, "_FIRST_PAUSE_S", 0.01)
     (event, step, why), (_, _, late) = copied(saved, remote.address).said
     assert (event, step, "is corrupted" in why, remote.steps()) == ("checkpoint upload failed", 2, True, [])
-    assert late == "not done 4 s after the last step; the next start goes on copying"
+    assert late == "not done 2 s after the last step; the next start goes on copying"
 
 
 @pytest.mark.parametrize(("keep", "copies"), [({}, [6, 5]), ({"keep_last": 1, "keep_every_steps": 2}, [6, 4, 2])])
