@@ -82,7 +82,11 @@ CASES = {
     "cp2-gemma3": ("gemma3_text", TWO_LAYERS | TWO_ROTATIONS, {"cp": 2}),
     "pp2-neox": ("gpt_neox", TWO_LAYERS | NEOX, {"pp": 2}),
     "tp2-sp-ep2-deepseek": ("deepseek_v3", TWO_LAYERS | DEEPSEEK, {"tp": 2, "sp": True, "ep": 2}),
-    "tp2-dense-deepseek": ("deepseek_v3", TWO_LAYERS | DEEPSEEK | {"first_dense_layers": 2}, {"tp": 2}),
+    "tp2-dense-deepseek": (
+        "deepseek_v3",
+        TWO_LAYERS | DEEPSEEK | {"first_dense_layers": 2},
+        {"tp": 2, "etp": 2, "sp": True},
+    ),
     "tp2-sp-ep2-gpt-oss": ("gpt_oss", TWO_LAYERS | GPT_OSS, {"tp": 2, "sp": True, "ep": 2}),
     "tp2-seed-oss": ("seed_oss", TWO_LAYERS, {"tp": 2}),
     "pp2-smollm3": ("smollm3", TWO_LAYERS | NO_POSITIONS, {"pp": 2}),
