@@ -81,7 +81,7 @@ def _engine(request: Request, result: SearchResult, best: Candidate) -> Decision
     for engine in (engine for engine in ENGINES if engine != chosen):
         others = [candidate for candidate in result.considered if candidate.layout.engine == engine]
         if others:
-            other = min(others, key=_rank)
+            other = min(eligible(others, request) or others, key=_rank)
             behind = "" if other.step_time_s is None else f"{other.step_time_s / step_s(best) - 1:+.1%}, "
             cost = f"{behind}{_cost_of(other, request.cluster)}{_fast_path(request, other)}"
             rejected.append(f"{describe(other.layout)}: {cost}")
