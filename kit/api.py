@@ -57,7 +57,7 @@ def plan(
     """
     known, asked = load_calibration(calibration), _request(model, cluster, job, pins)
     if isinstance(model, Recipe):
-        from kit.emit.extra import plan_of_recipe
+        from kit.emit.of_recipe import plan_of_recipe
 
         return plan_of_recipe(model, known, tight)
     return make_plan(asked.model, asked.cluster, asked.job, asked.pins, known, tight)

@@ -115,6 +115,18 @@ class Checkout:
                     found.append(f"{name}: {module}")
         return found
 
+    def of_a_worker(self, start: str = "kit.training.__main__") -> set[str]:
+        """Modules of kit that a process has imported before it joins others: at their top, directly or not."""
+        found: set[str] = set()
+        left = [start]
+        while left:
+            if (name := left.pop()) in found:
+                continue
+            found.add(name)
+            top = [node for node in self.kit[name].body if isinstance(node, (ast.Import, ast.ImportFrom))]
+            left += [*self._imported(name, ast.Module(top, [])), *filter(None, [name.rpartition(".")[0]])]
+        return found
+
     def module_circles(self) -> list[list[str]]:
         """Sets of modules that import each other, directly or not."""
         return _circles(self.imports)
@@ -333,6 +345,7 @@ def report(root: Path) -> dict[str, str]:
         "public names twice in a package": str(len(checkout.names_twice())),
         "functions with model, cluster, job, layout": str(len(checkout.quadruples())),
         "files of kit/cost, floors": f"{len(in_cost)}, {checkout.floors() or 'in a circle'}",
+        "modules of kit that a worker imports": str(len(checkout.of_a_worker())),
         "imports between tests and benchmarks": str(len(checkout.crossings())),
         "kit under mypy --strict": f"{checkout.typed_share():.0%}",
     }

@@ -14,7 +14,7 @@ from kit.emit.copy_recipe import copy_recipe
 from kit.emit.deepspeed import ds_config, with_nvme_path
 from kit.emit.deepspeed_rationale import key_by_key
 from kit.emit.derived_file import json_text
-from kit.emit.extra import plan_of_recipe
+from kit.emit.of_recipe import plan_of_recipe
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import PlanError
 from kit.planner.make_plan import make_plan

@@ -16,6 +16,7 @@ LIMITS = {
     "public names twice in a room": (Checkout.names_twice, 0),
     "functions that take model, cluster, job and layout": (Checkout.quadruples, 0),
     "imports between tests and benchmarks": (Checkout.crossings, 0),
+    "modules that a worker imports": (Checkout.of_a_worker, 103),
     "trainings in tests": (Checkout.trainings, 78),
 }
 """What is counted, and how many there may be."""

@@ -46,7 +46,7 @@ from kit.errors import SpecError
 from kit.planner.calibration import Calibration, learn
 from kit.planner.calibration import load as load_calibration
 from kit.planner.calibration import save as save_calibration
-from kit.planner.make_plan import for_steps, make_plan
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
@@ -355,7 +355,10 @@ def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
     save_calibration(learn(ran, measurements, known), file)
     typer.echo(f"{file}: what {measurements} says of runs like it\n")
     again = make_plan(result.model, result.cluster, result.job, pinned(result), load_calibration(file))
-    return for_steps(with_extra(again, result.extra), result.predicted.num_steps)
+    return dataclasses.replace(
+        with_extra(again, result.extra),
+        predicted=again.predicted.for_steps(result.predicted.num_steps, again.cluster),
+    )
 
 
 def _compare_clusters(

@@ -259,7 +259,7 @@ def _first_run(
     """Write the run directory of a model on rows; print its plan. Returns the path as it was typed, and the run
     directory."""
     from kit.cli.new_recipe import free_directory, new_recipe, with_batch_for
-    from kit.emit.extra import plan_of_recipe
+    from kit.emit.of_recipe import plan_of_recipe
     from kit.emit.run_directory import write
     from kit.report.summary import summary
     from kit.report.view import view_of

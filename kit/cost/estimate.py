@@ -7,6 +7,7 @@ each band was computed.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from kit.cost.hardware import generation_of, gpu_rates, has_rates, peak_flops_per_s
@@ -75,6 +76,13 @@ class Prediction:
     def total_cost_usd(self) -> float | None:
         """``cost_usd`` including checkpoints and failures; None without a price."""
         return None if self.cost_usd is None else self._including_stops(self.cost_usd)
+
+    def for_steps(self, steps: float | None, cluster: ClusterSpec) -> Prediction:
+        """With days and money of so many steps; None: as it is."""
+        if steps is None:
+            return self
+        days = steps * self.step_time_s / SECONDS_PER_DAY
+        return replace(self, days=days, cost_usd=cost_usd(cluster, days))
 
     def _including_stops(self, quantity: float) -> float:
         return quantity / self.operation.goodput if self.operation.goodput else math.inf

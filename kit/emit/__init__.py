@@ -10,7 +10,7 @@ Its rooms, in the order in which data walks:
                                   the same for the Trainer, for scripts of one's own, for TRL
     accelerate                    ``accelerate.yaml``
     megatron                      ``megatron.yaml``: the arguments of megatron-core's classes
-    extra                         keys that go to an engine as they are
+    extra, of_recipe              keys that go to an engine as they are; a recipe's plan with them
     environment, launch, slurm    what starts the processes
     not_carried, markdown, readme
                                   which file starts what, and what a script does not get

@@ -7,8 +7,8 @@ import shlex
 import shutil
 from pathlib import Path
 
-from kit.emit.extra import plan_of_recipe
 from kit.emit.markdown import code
+from kit.emit.of_recipe import plan_of_recipe
 from kit.emit.readme import launched
 from kit.emit.run_directory import write as write_run
 from kit.emit.trl import trl_arguments, words

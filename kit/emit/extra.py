@@ -8,25 +8,14 @@ from collections.abc import Iterator, Mapping
 from kit.emit import deepspeed, megatron
 from kit.emit.derived_file import DerivedFile
 from kit.errors import SpecError
-from kit.planner.calibration import NONE, Calibration
-from kit.planner.length import for_run
-from kit.planner.make_plan import make_plan
 from kit.planner.plan import Decision, Plan
 from kit.specs.extra import Extra, flat
 from kit.specs.layout import describe
-from kit.specs.recipe import Recipe
 from kit.specs.text import nearest, shown
 
 _FILES: Mapping[str, DerivedFile] = {"megatron": megatron.FILES[0], "deepspeed": deepspeed.FILES[0]}
 """Section of ``extra`` → the file that it is merged into."""
 NOT_PREDICTED = "passed on as it is, not in the prediction"
-
-
-def plan_of_recipe(recipe: Recipe, calibration: Calibration = NONE, tight: bool = False) -> Plan:
-    """The plan of all that a recipe says: model, cluster, job, layout, extra, and the length of its run. ``tight``:
-    as of ``make_plan``. Raises ``SpecError`` and ``PlanError``."""
-    made = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout, calibration, tight)
-    return for_run(with_extra(made, recipe.extra), recipe.run)
 
 
 def with_extra(plan: Plan, extra: Extra) -> Plan:

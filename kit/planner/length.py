@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 from kit.errors import SpecError
-from kit.planner.make_plan import for_steps
 from kit.planner.plan import Plan
 from kit.planner.schedule import check_ramp, ramped, warmup
 from kit.specs.epoch import Epoch, epoch_on_disk
@@ -63,7 +63,7 @@ def for_run(plan: Plan, run: RunSpec | None) -> Plan:
     epoch = epoch_on_disk(run.data, plan.job.objective)
     if run.steps is None and (epoch is None or (epochs_of(plan, run) is None and plan.job.total_tokens is None)):
         return plan
-    return for_steps(plan, _length(plan, run, epoch)[0])
+    return replace(plan, predicted=plan.predicted.for_steps(_length(plan, run, epoch)[0], plan.cluster))
 
 
 def epochs_of(plan: Plan, run: RunSpec) -> float | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from kit.cost.estimate import cost_usd, predict
+from kit.cost.estimate import predict
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.errors import PlanError
 from kit.planner.calibration import NONE, Calibration, corrected
@@ -16,7 +14,6 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
-from kit.units import SECONDS_PER_DAY
 
 
 def make_plan(
@@ -61,11 +58,3 @@ def plan_of(request: Request, result: SearchResult) -> Plan:
         predicted=corrected(predict(workload), request.calibration.of(workload)),
         decisions=decisions(request, result),
     )
-
-
-def for_steps(plan: Plan, steps: float | None) -> Plan:
-    """The plan with days and money of so many steps; None: as it is."""
-    if steps is None:
-        return plan
-    days = steps * plan.predicted.step_time_s / SECONDS_PER_DAY
-    return replace(plan, predicted=replace(plan.predicted, days=days, cost_usd=cost_usd(plan.cluster, days)))

@@ -12,7 +12,6 @@ from kit.cost.estimate import Prediction
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import COMPONENTS, StageMemory
 from kit.cost.model.params import count
-from kit.planner.make_plan import for_steps
 from kit.planner.plan import Decision, Plan
 from kit.report.pipeline_schedule import Drawn, drawn
 from kit.specs.catalog import cheapest_node_with, node_names, parse_cluster
@@ -195,7 +194,7 @@ def with_length(plan: Plan) -> Plan:
     if plan.predicted.days is not None:
         return plan
     job = of_a_billion(changed(plan.job, epochs=None))
-    return for_steps(replace(plan, job=job), BILLION / job.tokens_per_step)
+    return replace(plan, job=job, predicted=plan.predicted.for_steps(BILLION / job.tokens_per_step, plan.cluster))
 
 
 def of_a_billion(job: JobSpec) -> JobSpec:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from kit.emit.copy_recipe import copy_recipe
-from kit.emit.extra import plan_of_recipe
+from kit.emit.of_recipe import plan_of_recipe
 from kit.emit.run_directory import RunDirectory
 from kit.errors import KitError, SpecError
 from kit.planner.make_plan import make_plan

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from kit.planner.make_plan import for_steps
 from kit.planner.plan import Plan
 from kit.specs.catalog import cheapest_node_with
 from kit.specs.layout import describe
@@ -67,8 +67,8 @@ def _row(name: str, plan: Plan | None, record: dict[str, Any] | None) -> tuple[s
     peak = max(stage.peak_gib for stage in predicted.memory)
     of = ""
     if predicted.days is None:  # epochs of rows that nobody has counted
-        plan, of = for_steps(plan, ROWS / plan.job.global_batch_size), " †"
-        predicted = plan.predicted
+        predicted, of = predicted.for_steps(ROWS / plan.job.global_batch_size, plan.cluster), " †"
+        plan = replace(plan, predicted=predicted)
     days = f"{predicted.total_days:.3g}{of}"
     cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd:,.0f}{of}"
     gb = predicted.operation.checkpoint_gb
