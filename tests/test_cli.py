@@ -181,6 +181,27 @@ def test_commands_that_are_shown_can_be_typed(tmp_path: Path) -> None:
         assert f"kit explain {model} {' '.join(asked)}" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ((TINY,), "kit train run    or: run/launch.sh"),
+        (
+            (TINY, "cluster.num_nodes=2", "cluster.inter_node_gbytes_per_s=1"),
+            "cd run && sbatch slurm.sbatch    or, with your hosts in run/hostfile: run/launch_hosts.sh\n"
+            "2 nodes: run/README.md has every way",
+        ),
+        ((TINY, "job.objective=dpo"), "as run/README.md says"),
+        (("mine.yaml",), "as run/README.md says (no run.data.train: no file is for kit's own loop)"),
+    ],
+)
+def test_how_a_run_is_started_is_said_last(
+    words: tuple[str, ...], start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("model: gpt2\ncluster: 8xH100\n")
+    assert kit_main("emit", *words, "--out", "run").out.endswith(f"\nstart it: {start}\n")
+
+
 def test_a_chosen_cluster_is_printed_beside_the_json() -> None:
     """For a billion tokens where nobody says how many."""
     done = kit_main("plan", "llama-3.2-1b", "--max-gpus", "8", "--gpus", "p5.48xlarge", "--json")

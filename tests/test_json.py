@@ -37,7 +37,7 @@ COMMANDS = {
 """Answer → commands that give one."""
 
 
-@pytest.mark.everyday("plan")
+@pytest.mark.everyday("plan", "plan FILE")
 @pytest.mark.parametrize("command", all_answers())
 def test_an_answer_is_as_its_schema_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

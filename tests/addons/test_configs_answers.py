@@ -18,7 +18,7 @@ from kit.addons.configs.text import _rows, text_of
 from kit.cli.app import app
 from kit.errors import SpecError
 from kit.report.view import by_component
-from tests.addons.config_files import AXOLOTL, MEGATRON_SWIFT, TIGHT
+from tests.addons.config_files import AXOLOTL, MEGATRON_SWIFT, REGISTRY, TIGHT
 from tests.support.refusals import refusal
 
 
@@ -34,23 +34,30 @@ def test_rows_that_are_not_packed_are_a_worst_case(file: Callable[[str, str], Pa
 
 
 PAGED = "base_model: Qwen/Qwen3-8B\noptimizer: paged_adamw_8bit\ngradient_checkpointing: true\nsample_packing: true\n"
+IN_HOST = (
+    "base_model: {}\nbf16: true\ngradient_checkpointing: true\nsample_packing: true\n"
+    "deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_all.json\n"
+)
 LARGER = AXOLOTL.replace("size: 2", "size: 4")
 VERDICTS = {
-    (LARGER, "RTX-4090"): ("does not fit", 1, None),
-    (LARGER + "chunked_cross_entropy: true\n", "RTX-4090"): ("may fit", 1, "most"),
-    (LARGER + "lora_modules_to_save: [lm_head]\n", "RTX-4090"): ("does not fit", 1, "least"),
-    (LARGER, "H200"): ("fits", 0, None),
-    (LARGER + "chunked_cross_entropy: true\n", "H200"): ("fits", 0, "most"),
-    (LARGER + "lora_modules_to_save: [lm_head]\n", "H200"): ("may not fit", 1, "least"),
-    (PAGED, "RTX-4090"): ("may fit", 1, None),  # pages leave the GPU where they must
-    (PAGED, "H200"): ("fits", 0, None),
+    (LARGER, "1xRTX-4090"): ("does not fit", 1, None),
+    (LARGER + "chunked_cross_entropy: true\n", "1xRTX-4090"): ("may fit", 1, "most"),
+    (LARGER + "lora_modules_to_save: [lm_head]\n", "1xRTX-4090"): ("does not fit", 1, "least"),
+    (LARGER, "1xH200"): ("fits", 0, None),
+    (LARGER + "chunked_cross_entropy: true\n", "1xH200"): ("fits", 0, "most"),
+    (LARGER + "lora_modules_to_save: [lm_head]\n", "1xH200"): ("may not fit", 1, "least"),
+    (PAGED, "1xRTX-4090"): ("may fit", 1, None),  # pages leave the GPU where they must
+    (PAGED, "1xH200"): ("fits", 0, None),
+    # 18 bytes a parameter, and half more of pinned blocks, in nine tenths of 953 GiB
+    (IN_HOST.format("Qwen/Qwen3-32B"), "8xA100-40"): ("fits", 0, None),
+    (IN_HOST.format("Qwen/Qwen2.5-72B"), "8xA100-40"): ("does not fit", 1, None),
 }
-"""Text and GPU → verdict, exit code, bound."""
+"""Text and GPUs → verdict, exit code, bound."""
 
 
 @pytest.mark.parametrize("case", VERDICTS, ids=str)
 def test_a_bound_is_never_called_a_fit(file: Callable[[str, str], Path], case: tuple[str, str]) -> None:
-    found = answer(file("axolotl.yaml", case[0]), f"1x{case[1]}")
+    found = answer(file("axolotl.yaml", case[0]), case[1])
     assert (found.verdict, found.exit_code, found.bound) == VERDICTS[case]
 
 
@@ -63,10 +70,23 @@ def test_the_fullest_stage_is_told_and_no_word_is_cut(file: Callable[[str, str],
     assert "expert_model_parallel_size" in text_of(found, (), 30, str)
 
 
-def test_a_misspelt_key_is_found(file: Callable[[str, str], Path]) -> None:
-    (finding,) = answer(file("axolotl.yaml", AXOLOTL + "sequense_len: 8192\nwandb_project: mine\n"), "8xH100").findings
-    assert (finding.rule, finding.line, finding.key) == ("unknown-key", 19, "sequense_len")
-    assert "did you mean sequence_len?" in finding.fix
+MISSPELT = {
+    "axolotl.yaml": (
+        AXOLOTL + "sequense_len: 8192\nwandb_project: mine\n", 19, "sequense_len", "did you mean sequence_len?",
+    ),
+    "registry.py::llama_8b": (
+        REGISTRY.replace("steps=1000", "max_steps=1000"), 22, "training.max_steps", "did you mean training.steps?",
+    ),
+}  # fmt: skip
+"""File → its text; of the word that its program has not the line, the key and what to do."""
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_key_is_found(file: Callable[[str, str], Path], name: str) -> None:
+    text, *said = MISSPELT[name]
+    file(name.partition("::")[0], text)
+    (finding,) = answer(Path(name), "8xH100").findings
+    assert [finding.rule, finding.line, finding.key, finding.fix] == ["unknown-key", *said]
 
 
 def kit(*words: object) -> Any:

@@ -101,11 +101,6 @@ def test_pairs_fill_one_packed_row(file: Callable[[str, str], Path], objective: 
     assert parts_of(packed.workload, 0).loss == (0 if objective == "rm" else 10 * logits)
 
 
-def test_what_grpo_generates_is_told(file: Callable[[str, str], Path]) -> None:
-    grpo = read(file("g.sh", PAIRS.format("grpo --num_generations 8")))
-    assert [(gap.bound, gap.key) for gap in grpo.gaps] == [("least", "model")]
-
-
 BOUNDS = {
     "": [],
     "--use_precision_aware_optimizer true": [("most", "use_precision_aware_optimizer")],

@@ -14,7 +14,7 @@ from kit.addons.configs.patch import edited, unified_diff
 from kit.addons.configs.reading import source_of
 from kit.addons.configs.variants import variants
 from kit.cost.memory.peak import peak_gib
-from tests.addons.config_files import REGISTRY, TIGHT, VERL, read
+from tests.addons.config_files import REGISTRY, TIGHT
 
 EDITS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "scalar": ("a.yaml", "a: 1  # one\nbase_model: x\n", {"a": 22}, "a: 22  # one\nbase_model: x\n"),
@@ -166,9 +166,3 @@ def test_a_class_follows_every_flag() -> None:
     source, _ = source_of(REGISTRY, "llama3/config_registry.py::llama_8b")
     found = edited(source, {"activation_checkpoint": "full", "training.enable_cpu_offload": True})
     assert found == "--training.enable-cpu-offload activation-checkpoint:full"
-
-
-def test_a_micro_batch_that_is_filled_has_no_rows_of_its_own(file: Callable[[str, str], Path]) -> None:
-    """Of 3 rows no global batch of 256 on 8 ranks is a multiple; filled up to tokens it does not count in rows."""
-    rows = VERL.replace("data.max", "data.micro_batch_size_per_gpu=3 data.max")
-    assert read(file("rows.sh", rows)).workload == read(file("filled.sh", VERL)).workload

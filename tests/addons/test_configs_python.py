@@ -215,6 +215,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "FluxTrainer.Config: a diffusion",
     ),
     "rows": ("32 * ROW", "31 * ROW", "a global batch of 31 is no multiple of micro batch 2 · 8 ranks"),
+    "a token more": ("32 * ROW", "32 * ROW + 1", "a global batch of 33 is no multiple of micro batch 2 · 8 ranks"),
 }  # fmt: skip
 
 
@@ -316,14 +317,6 @@ def test_flags_that_would_not_read_back_are_not_printed(file: Callable[[str, str
     assert found.nearest is not None
     more = replace(found.nearest, values={**found.nearest.values, "training.enable_cpu_offload": True})
     assert [reads_back(found.asked, each) for each in (found.nearest, more)] == [True, False]
-
-
-def test_a_misspelt_key_has_its_line(file: Callable[[str, str], Path]) -> None:
-    file("registry.py", REGISTRY.replace("steps=1000", "max_steps=1000"))
-    found = [each for each in answer(Path(EIGHT), "8xH100").findings if each.rule == "unknown-key"]
-    assert [(each.line, each.key, each.fix) for each in found] == [
-        (22, "training.max_steps", "did you mean training.steps?"),
-    ]  # fmt: skip
 
 
 def test_the_example_of_the_page(file: Callable[[str, str], Path]) -> None:

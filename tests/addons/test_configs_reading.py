@@ -21,7 +21,7 @@ from kit.errors import SpecError
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
-from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, REGISTRY, SWIFT, TIGHT, changed, read
+from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, REGISTRY, SWIFT, TIGHT, VERL, changed, read
 from tests.support.refusals import refusal
 
 
@@ -321,6 +321,11 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         TRL.format("grpo", "--max_completion_length 2048 --use_liger_kernel"),
         {"objective": "grpo", "seq_length": 2049, "chunked_loss": False}, [("most", "chunked_loss")],
     ),
+    "completions on Megatron": (
+        "NPROC_PER_NODE=8 megatron rlhf --rlhf_type grpo --model Qwen/Qwen3-8B --num_generations 8 "
+        "--micro_batch_size 1 --global_batch_size 8 --max_length 4096\n",
+        {"engine": "megatron", "objective": "grpo"}, [("least", "model")],
+    ),
     "flags": (
         FLAGS, {"objective": "sft", "seq_length": 2048, "offload_optimizer": "cpu", "chunked_loss": True,
                 "recompute": "full", "micro_batch_size": 4}, [],
@@ -368,6 +373,17 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
     ),
     "filled": (FILLED.format(2048), {"micro_batch_size": 4, "global_batch_size": 256, "packed": True}, []),
     "filled by whole rows": (FILLED.format(3000), {"micro_batch_size": 2}, [("least", "use_dynamic_bsz")]),
+    "filled, whatever a micro batch has of rows": (
+        HYDRA.replace("per_gpu=2", "per_gpu=3 actor_rollout_ref.actor.use_dynamic_bsz=True"),
+        {"micro_batch_size": 8, "gradient_accumulation_steps": 4}, [("least", "use_dynamic_bsz")],
+    ),
+    "filled, whatever a micro batch has of rows, where 256 rows are no multiple of it": (
+        VERL.replace("data.max", "data.micro_batch_size_per_gpu=3 data.max"),
+        {"micro_batch_size": 16, "global_batch_size": 256, "packed": True}, [],
+    ),
+    "adapters on all layers, and some of them": (
+        AXOLOTL.replace("[q_proj,", "[all-linear, q_proj,"), {"lora": LoraSpec(rank=32, alpha=16.0)}, [],
+    ),
     "filled by one row": (FILLED.format(8192), {"micro_batch_size": 1, "gradient_accumulation_steps": 32}, []),
 }  # fmt: skip
 """Text → fields that it decides, and (bound, key) of what is left out."""
@@ -434,6 +450,11 @@ REFUSED = {
     ),
     "own script": ("s.sh", "python my_sft.py --model_name_or_path Qwen/Qwen3-8B\n", "no command that kit knows"),
     "no file": ("s.sh", "swift sft there.yaml\n", "the file is neither here nor above this one"),
+    "no registry": (
+        "torchtitan.sh",
+        "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b\n",
+        "torchtitan/models/llama3/config_registry.py: the file is neither here nor above this one",
+    ),
     "no model": ("axolotl.yaml", "base_model:\nsequence_len: 8\n", "the file names no model"),
     "nothing": ("s.sh", "echo swift sft\npip install x\n", "no command that kit knows"),
     "critic": (

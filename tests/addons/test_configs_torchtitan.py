@@ -43,68 +43,59 @@ def test_beside_what_torchtitan_states(file: Callable[[str, str], Path], gpus: s
     assert 0.83 * stated < found.peak_gib < stated
 
 
-SAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "replicas": (SPREAD, SPREAD.replace("= -1", "= 1").replace("= 1\n", "= 8\n", 1), {"zero_stage": 0}),
-    "kept": ("tensor_par", 'fsdp_reshard_after_forward = "never"\ntensor_par', {"zero_stage": 2}),
-    "full": ('"selective"', '"full"', {"recompute": "full"}),
-    "every layer": ('"op"', '"1"', {"recompute": "full"}),
-    "accumulated": ("seq_len", "global_batch_size = 32\nseq_len", {"gradient_accumulation_steps": 4}),
-    "rows by default": ("local_batch_size = 1\n", "", {"micro_batch_size": 8}),
-    "16 bits": ("seq_len", 'dtype = "bfloat16"\nseq_len', {"optimizer_state_dtype": "bf16"}),
-    "host": ("seq_len", "enable_cpu_offload = true\nseq_len", {"offload_param": "cpu", "offload_optimizer": "cpu"}),
-    "until 0.1": ("local_batch_size = 1", "batch_size = 3", {"micro_batch_size": 3}),
-}
-
-
-@pytest.mark.parametrize("case", SAYS)
-def test_what_a_key_decides(file: Callable[[str, str], Path], case: str) -> None:
-    before, after, fields = SAYS[case]
-    found = read(file("titan.toml", TITAN.replace(before, after)))
-    base = {name: value for name, value in (PLAIN | fields).items() if value != DEFAULTS[name]}
-    assert (changed(found), found.gaps) == (base, ())
-
-
 FULL = TITAN.replace('"selective"', '"full"')
-GAPS: dict[str, tuple[str, tuple[str, str, int], dict[str, Any]]] = {
+DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str, int]]]] = {
+    "replicas": (
+        TITAN.replace(SPREAD, SPREAD.replace("= -1", "= 1").replace("= 1\n", "= 8\n", 1)), {"zero_stage": 0}, [],
+    ),
+    "kept": (TITAN.replace("tensor_par", 'fsdp_reshard_after_forward = "never"\ntensor_par'), {"zero_stage": 2}, []),
+    "full": (FULL, {"recompute": "full"}, []),
+    "every layer": (TITAN.replace('"op"', '"1"'), {"recompute": "full"}, []),
+    "accumulated": (
+        TITAN.replace("seq_len", "global_batch_size = 32\nseq_len"), {"gradient_accumulation_steps": 4}, [],
+    ),
+    "rows by default": (TITAN.replace("local_batch_size = 1\n", ""), {"micro_batch_size": 8}, []),
+    "16 bits": (TITAN.replace("seq_len", 'dtype = "bfloat16"\nseq_len'), {"optimizer_state_dtype": "bf16"}, []),
+    "host": (
+        TITAN.replace("seq_len", "enable_cpu_offload = true\nseq_len"),
+        {"offload_param": "cpu", "offload_optimizer": "cpu"}, [],
+    ),
+    "until 0.1": (TITAN.replace("local_batch_size = 1", "batch_size = 3"), {"micro_batch_size": 3}, []),
     "hybrid": (
         TITAN.replace(SPREAD, SPREAD.replace("= 1", "= 2")),
-        ("least", "parallelism.data_parallel_shard_degree", 19),
-        {},
+        {}, [("least", "parallelism.data_parallel_shard_degree", 19)],
     ),
     "tensors": (
         FULL.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 4"),
-        ("most", "parallelism.tensor_parallel_degree", 20),
-        {"recompute": "full", "tp": 4, "dp": 2},
+        {"recompute": "full", "tp": 4, "dp": 2}, [("most", "parallelism.tensor_parallel_degree", 20)],
     ),
     "context": (
         FULL.replace("tensor_par", "context_parallel_degree = 2\ntensor_par"),
-        ("least", "parallelism.context_parallel_rotate_method", 0),
         {"recompute": "full", "cp": 2, "dp": 4, "cp_comm_type": "p2p"},
+        [("least", "parallelism.context_parallel_rotate_method", 0)],
     ),
     "every second layer": (
         TITAN.replace('"op"', "2"),
-        ("most", "activation_checkpoint.selective_ac_option", 28),
-        {"recompute": "none"},
+        {"recompute": "none"}, [("most", "activation_checkpoint.selective_ac_option", 28)],
     ),
     "compiled until 0.1": (
         TITAN.replace('"selective"', '"none"').replace("seq_len", "compile = true\nseq_len"),
-        ("most", "training.compile", 13),
-        {"recompute": "none", "compile_layers": True},
+        {"recompute": "none", "compile_layers": True}, [("most", "training.compile", 13)],
     ),
     "loss": (
         TITAN.replace('enable=false\ncomponents = ["model", ', "enable=true\ncomponents = ["),
-        ("most", "compile.components", 24),
-        {},
+        {}, [("most", "compile.components", 24)],
     ),
-}
+}  # fmt: skip
+"""Text → fields that differ from ``PLAIN``; bound, key and line of what is left out."""
 
 
-@pytest.mark.parametrize("case", GAPS)
-def test_what_is_left_out_is_a_bound(file: Callable[[str, str], Path], case: str) -> None:
-    text, gap, fields = GAPS[case]
+@pytest.mark.parametrize("case", DECIDES)
+def test_what_a_key_decides(file: Callable[[str, str], Path], case: str) -> None:
+    text, fields, gaps = DECIDES[case]
     found = read(file("titan.toml", text))
-    assert [(each.bound, each.key, each.line) for each in found.gaps] == [gap]
     assert changed(found) == {name: value for name, value in (PLAIN | fields).items() if value != DEFAULTS[name]}
+    assert [(gap.bound, gap.key, gap.line) for gap in found.gaps] == gaps
 
 
 REFUSED = {
@@ -190,9 +181,3 @@ def test_a_change_of_a_command_is_its_flags(file: Callable[[str, str], Path]) ->
     assert [line.strip() for line in patch.splitlines() if line.startswith("+ ")] == [
         "+    --activation_checkpoint.mode full \\", "+    --training.enable_cpu_offload",
     ]  # fmt: skip
-
-
-def test_a_command_whose_registry_is_not_here(file: Callable[[str, str], Path]) -> None:
-    text = "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b\n"
-    said = refusal(SpecError, read, file("torchtitan.sh", text))
-    assert said == "torchtitan/models/llama3/config_registry.py: the file is neither here nor above this one"

@@ -28,7 +28,7 @@ from tests.deepspeed import cases, foreign
 from tests.deepspeed.foreign import Curve
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
-from tests.support.checkpoints import InMemory, change, same_state, same_tensors
+from tests.support.checkpoints import InMemory, change, edit, flipped, same_state, same_tensors
 from tests.support.refusals import refusal
 from tests.support.workers import pool
 
@@ -177,6 +177,10 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
     found, expected = (Checkpoint(tmp_path / name) for name in ("step", "expected"))
     assert (found.manifest.counters, found.manifest.kinds) == (expected.manifest.counters, tuple(FOLDERS))
     assert same_state(found, expected)
+    assert inspected(out.parent).layout == {"written by world_size": 2}
+    for path in out.glob("zero/*/exp_avg_sq.pt"):
+        path.unlink()
+    assert "without exp_avg_sq.pt: weights only" in convert(out.parent, "step", tmp_path / "weights")
     if writer == "trainer-zero-3":  # its count is not beside the parameters
         change(
             out / "zero" / "optimizer_state.pt",
@@ -359,15 +363,6 @@ DAMAGES = {
 }
 
 
-def edit(path: Path, new: Any) -> None:
-    path.write_bytes(new(path.read_bytes()))
-
-
-def flipped(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-
-
 def of_two_disks(content: bytes) -> bytes:
     place = content.rindex(b"PK\x06\x07") + 16  # ZIP64: its last four bytes are the number of disks
     return content[:place] + b"\x02" + content[place + 1 :]
@@ -393,3 +388,9 @@ def test_a_step_that_adam_did_not_make_is_said(written, tmp_path):
     (path,) = (tmp_path / "copy" / "global_step3").glob("*_model_states.pt")
     change(path, lambda loaded: loaded.update(global_steps=4))
     assert "Adam made 3 of 4 steps" in convert(tmp_path / "copy", "step", tmp_path / "out")
+    # A step that was skipped for an overflow is none of Adam's, and the next program is told so.
+    change(path, lambda loaded: loaded.update(skipped_steps=1))
+    assert "Adam made" not in convert(tmp_path / "copy", "universal", tmp_path / "universal")
+    assert torch.load(next(tmp_path.glob("universal/*/mp_*.pt")))["skipped_steps"] == 1
+    convert(tmp_path / "universal", "step", tmp_path / "again")
+    assert Checkpoint(tmp_path / "again").manifest.counters == Checkpoint(tmp_path / "out").manifest.counters

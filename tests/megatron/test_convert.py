@@ -26,7 +26,9 @@ from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
 from kit.training.checkpoint.manifest import Checkpoint
+from kit.training.counters import START
 from tests.megatron import cases, checkpoints
+from tests.megatron.shapes import BY_FAMILY
 from tests.support import tiny
 from tests.support.checkpoints import same_state, same_tensors
 from tests.support.refusals import refusal
@@ -39,7 +41,7 @@ def saved(references, tmp_path_factory):
     after them)``."""
 
     def save(family="llama"):
-        spec = tiny.model(family, num_layers=4, vocab_size=127)
+        spec = tiny.model(family, num_layers=4, vocab_size=127, **BY_FAMILY.get(family, {}))
         directory, _ = references(spec)
         layout = {"tp": 2, "sp": True} | ({"ep": 2} if spec.num_experts else {})
         rundir = cases.run_directory(directory / "run", spec, **layout)
@@ -51,8 +53,8 @@ def saved(references, tmp_path_factory):
     return lru_cache(save)
 
 
-@pytest.mark.everyday("llama")
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.everyday("llama", "deepseek_v3")
+@pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3"])
 def test_a_checkpoint_as_megatron_has_it_and_back(saved, tmp_path, family):
     _, directory, root, _ = saved(family)
     convert(root / "step-00000002", "megatron", tmp_path / "megatron", dtype="bfloat16")
@@ -159,6 +161,9 @@ def test_moments_of_unknown_age_are_left_out(saved, tmp_path, monkeypatch):
     common, to_step = left_by(saved, tmp_path, monkeypatch)
     torch.save({"iteration": 2}, common)
     assert to_step(tmp_path / "step").endswith("weights only")
+    torch.save({}, common)
+    to_step(tmp_path / "unsaid")
+    assert Checkpoint(tmp_path / "unsaid").manifest.counters == START
     # Neither in torch's format nor in its older one, a bare pickle.
     common.write_bytes(pickle.dumps(Harmful(harm)))
     assert re.search(

@@ -20,7 +20,7 @@ from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from tests.megatron import cases, checkpoints, torch_format
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
-from tests.support.checkpoints import change, same_state, same_tensors
+from tests.support.checkpoints import change, edit, flipped, same_state, same_tensors
 from tests.support.refusals import refusal
 from tests.support.workers import pool
 
@@ -197,7 +197,7 @@ DAMAGES = {
         lambda root: (root / RANK).write_bytes((root / RANK).read_bytes()[:50_000]),
         "model_optim_rng.pt cannot be read",
     ),
-    "a flipped byte of a tensor": (lambda root: flip(root / RANK), r"model_optim_rng.pt is damaged \(.*data/"),
+    "a flipped byte of a tensor": (lambda root: edit(root / RANK, flipped), r"model_optim_rng.pt is damaged \(.*data/"),
     "an unknown class": (
         lambda root: change(root / RANK, lambda loaded: loaded["args"].__dict__.update(extra=OfAnotherProgram())),
         "names .*OfAnotherProgram, which is not in the closed list",
@@ -236,12 +236,6 @@ DAMAGES = {
         "model_optim_rng.pt cannot be read",
     ),
 }
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -106,3 +106,14 @@ def change(path: Path, edit: Any) -> None:
     loaded = torch.load(path, weights_only=False)
     edit(loaded)
     torch.save(loaded, path)
+
+
+def edit(path: Path, new: Callable[[bytes], bytes]) -> None:
+    """Let ``new`` change the bytes of a file."""
+    path.write_bytes(new(path.read_bytes()))
+
+
+def flipped(content: bytes) -> bytes:
+    """With another bit in the middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]

@@ -40,6 +40,10 @@ def tensors_of(kind: int) -> dict[str, torch.Tensor]:
 STATE = {kind.value: tensors_of(number) for number, kind in enumerate(FOLDERS)}
 
 
+DEEPSPEED = {"engine": "deepspeed", "dp": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
+STEP = "step-00000003"
+
+
 def seal(directory: Path, name: str, **said: Any) -> None:
     """The manifest of a directory, with the hash of every file."""
     files = {
@@ -63,13 +67,14 @@ def exchange(directory: Path) -> None:
     seal(directory, "exchange.json", format="kit-exchange", model=to_plain(MODEL), weight_map=weight_map)
 
 
-def native(directory: Path) -> None:
-    """As two FSDP2 processes wrote it: rows of each tensor, and which part of the whole they are."""
+def native(directory: Path, kinds: int = 3) -> None:
+    """As two FSDP2 processes wrote it: rows of each tensor, and which part of the whole they are. ``kinds``: how many
+    of the master weights and the two moments."""
     (directory / "state").mkdir(parents=True)
     for rank in range(2):
         boxes: dict[str, Any] = {}
         weight_map: dict[str, dict[str, str]] = {}
-        for kind, tensors in STATE.items():
+        for kind, tensors in list(STATE.items())[:kinds]:
             file, own = f"{kind}-rank{rank:05d}-00001.safetensors", {}
             for name, tensor in tensors.items():
                 half = -(-len(tensor) // 2)
@@ -82,18 +87,30 @@ def native(directory: Path) -> None:
     seal(directory, "manifest.json", format="kit-native", plan_hash="x", world_size=2, model="torch x")
 
 
-@pytest.mark.parametrize("make", [exchange, native])
-def test_it_becomes_a_checkpoint_of_today(tmp_path, make):
-    path = tmp_path / "run" / "checkpoints" / "step-00000003"
-    make(path)
+@pytest.fixture
+def path(tmp_path):
+    """Where a checkpoint of a run goes, whose plan is there."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     tiny.plan(MODEL).save(tmp_path / "run" / "plan.yaml")
+    return tmp_path / "run" / "checkpoints" / STEP
+
+
+@pytest.mark.parametrize(("make", "layout"), [(exchange, {}), (native, {"engine": "torch", "world_size": 2})])
+def test_it_becomes_a_checkpoint_of_today(tmp_path, path, make, layout):
+    make(path)
     said = inspected(path)
-    assert (said.format, said.step, said.adam) == ("kit-native", 3, True)
+    assert (said.format, said.step, said.adam, said.layout) == ("kit-native", 3, True, layout)
     assert any("--to step" in command for command in said.can)
     assert has(convert_native(tmp_path, path), STATE)
     victim = next(path.rglob("*.safetensors"))
     victim.write_bytes(victim.read_bytes()[:-4])
     assert re.search(f"{victim.name} has", refusal(CheckpointError, convert, path, "step", tmp_path / "other"))
+
+
+def test_weights_without_one_of_the_moments_are_weights_alone(tmp_path, path):
+    native(path, kinds=2)
+    assert "without both moments of Adam: weights only" in convert(path, "step", tmp_path / "new")
+    assert Checkpoint(tmp_path / "new").manifest.counters == dataclasses.replace(cases.COUNTERS, optimizer_steps=0)
 
 
 def of_deepspeed(directory: Path, stage: int, precision: str) -> dict[str, Any]:
@@ -104,10 +121,6 @@ def of_deepspeed(directory: Path, stage: int, precision: str) -> dict[str, Any]:
     pool("deepspeed", 2).run(native_of_deepspeed, rundir, directory / "checkpoints" / STEP, timeout_s=200)
     rundir.plan.save(directory / "plan.yaml")
     return {kind.value: load_file(directory / f"{kind.value}.safetensors") for kind in FOLDERS}
-
-
-DEEPSPEED = {"engine": "deepspeed", "dp": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
-STEP = "step-00000003"
 
 
 def native_of_deepspeed(rundir: tiny.TinyRunDirectory, path: Path) -> None:
@@ -145,16 +158,14 @@ def test_other_tensors_than_the_models_are_refused(tmp_path):
     )
 
 
-def test_megatrons_own_files_become_one(tmp_path):
+def test_megatrons_own_files_become_one(tmp_path, path):
     """torch_dist, as kit writes it for Megatron-LM too."""
     exchange(tmp_path / "old")
     convert(tmp_path / "old", "step", tmp_path / "step")
     convert(tmp_path / "step", "megatron", tmp_path / "theirs", dtype="float32", model=None)
-    path = tmp_path / "run" / "checkpoints" / STEP
-    path.mkdir(parents=True)
+    path.mkdir()
     shutil.move(tmp_path / "theirs" / "iter_0000003", path / "state")
     seal(path, "manifest.json", format="kit-native", plan_hash="x", world_size=2, model="megatron x")
-    tiny.plan(MODEL).save(tmp_path / "run" / "plan.yaml")
     assert has(convert_native(tmp_path, path), STATE)
 
 
@@ -170,12 +181,10 @@ def has(found: Checkpoint, state: dict[str, dict[str, torch.Tensor]]) -> bool:
     return all(same_tensors(found.source(kind), InMemory(state[kind.value])) for kind in FOLDERS)
 
 
-def test_state_on_nvme_is_refused(tmp_path):
-    path = tmp_path / "run" / "checkpoints" / "step-00000003"
+def test_state_on_nvme_is_refused(tmp_path, path):
     (path / "state" / "native").mkdir(parents=True)
     save_file({"master": torch.zeros(3)}, path / "state" / "native" / "rank-00000-group-00000.safetensors")
     seal(path, "manifest.json", format="kit-native", plan_hash="x", world_size=2, model="deepspeed x")
-    tiny.plan(MODEL).save(tmp_path / "run" / "plan.yaml")
     assert "has state on NVMe in sub groups of its own layout" in refusal(
         CheckpointError, convert, path, "step", tmp_path / "new"
     )
