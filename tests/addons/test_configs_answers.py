@@ -35,7 +35,7 @@ def test_rows_that_are_not_packed_are_a_worst_case(file: Callable[[str, str], Pa
 
 PAGED = "base_model: Qwen/Qwen3-8B\noptimizer: paged_adamw_8bit\ngradient_checkpointing: true\nsample_packing: true\n"
 IN_HOST = (
-    "base_model: {}\nbf16: true\ngradient_checkpointing: true\nsample_packing: true\n"
+    "base_model: {}\nbf16: true\ngradient_accumulation_steps: 3\ngradient_checkpointing: true\nsample_packing: true\n"
     "deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_all.json\n"
 )
 LARGER = AXOLOTL.replace("size: 2", "size: 4")
@@ -59,6 +59,7 @@ VERDICTS = {
 def test_a_bound_is_never_called_a_fit(file: Callable[[str, str], Path], case: tuple[str, str]) -> None:
     found = answer(file("axolotl.yaml", case[0]), case[1])
     assert (found.verdict, found.exit_code, found.bound) == VERDICTS[case]
+    assert ("fits with" in dict(_rows(found))) == (not found.now.fits)
 
 
 def test_the_fullest_stage_is_told_and_no_word_is_cut(file: Callable[[str, str], Path]) -> None:

@@ -381,6 +381,10 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         VERL.replace("data.max", "data.micro_batch_size_per_gpu=3 data.max"),
         {"micro_batch_size": 16, "global_batch_size": 256, "packed": True}, [],
     ),
+    "adapters on layers of the MLP by an expression": (
+        AXOLOTL.replace("[q_proj, v_proj]", r"'model.layers.[\d]+.mlp.(gate|up)_proj'"),
+        {"lora": LoraSpec(rank=32, alpha=16.0, target_modules=("gate_proj", "up_proj"))}, [],
+    ),
     "adapters on all layers, and some of them": (
         AXOLOTL.replace("[q_proj,", "[all-linear, q_proj,"), {"lora": LoraSpec(rank=32, alpha=16.0)}, [],
     ),
