@@ -95,6 +95,9 @@ def test_a_chart_has_a_point_a_layout_that_is_near() -> None:
     points = [point for series in drawn["series"][:3] for point in series["data"]]
     fitting = sum(point["itemStyle"]["opacity"] == 0.75 for point in points)
     assert (len(points), fitting) == (len(compared), sum(each.fits for each in compared))
+    assert [series.get("silent", False) for series in drawn["series"]] == [False] * 3 + [True] * 2, (
+        "a click pins a point"
+    )
     assert f"{len(points)} layouts, {fitting} of them fit: " in drawn["aria"]["label"]["description"]
     times, peaks = zip(*((each.step_time_s, each.peak_gib) for each in compared), strict=True)
     assert max(point["value"][0] for point in points) == min(max(times), 4 * min(times))
