@@ -89,6 +89,7 @@ CASES = (
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8),
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8, recompute="full"),
     case(LLAMA, "torch", zero_stage=3, dp=4, recompute="selective"),
+    case(LLAMA, "megatron", zero_stage=1, pp=2, vp=2, dp=2, gradient_accumulation_steps=8),
 )
 
 

@@ -125,8 +125,12 @@ def test_depths_double_until_the_peak_grows_by_what_a_layer_keeps(
 
 
 def test_a_stage_that_is_not_there() -> None:
-    assert "stage=2 of a plan with pp=1; use 0 to 0" in refusal(
-        ProbeError, probe, case(LLAMA, "torch", zero_stage=0).plan(), 2
+    """A stage's chunks are not stages."""
+    assert "stage=2 of a plan with pp=2; use 0 to 1" in refusal(
+        ProbeError,
+        probe,
+        case(replace(LLAMA, num_layers=12), "megatron", pp=2, vp=3, gradient_accumulation_steps=2).plan(),
+        2,
     )
 
 
