@@ -139,5 +139,5 @@ def test_the_command_prints_measured_and_predicted_bytes(tmp_path: Path) -> None
     plan.save(tmp_path / "plan.yaml")
     words = [sys.executable, "-m", "kit", "probe", str(tmp_path / "plan.yaml"), "--json", "--stage", "0"]
     (found,) = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
-    assert (found["stage"], found["predicted"]) == (0, vars(predicted(plan, 0)))
+    assert (found["stage"], found["predicted"], found["seconds"] > 0) == (0, vars(predicted(plan, 0)), True)
     assert abs(found["activations_error"]) < 0.08
