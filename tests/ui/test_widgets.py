@@ -101,6 +101,7 @@ def see(page: Any) -> dict[str, Any]:
         "changed": [row["what"] for table in there(page, ui.table) for row in table.rows],
         "charts": [chart.props["data-chart"] for chart in there(page, ui.echart) if chart.options["series"]],
         "files": next((each.options for each in there(page, ui.select, label="File")), []),
+        "colours": next(each.options for each in there(page, ui.toggle)),
     }
 
 
@@ -143,6 +144,7 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
         "seq_length slid": 4096, "seq_length said": "4,096", "batch": 512, "batch slid": 512, "precision": "bf16",
         "method": "null", "engine": "", "pin": "", "message": "", "changed": [],
         "charts": ["layouts", "memory", "step", "cost"],
+        "colours": {None: "as the system", False: "light", True: "dark"},
     }),
     "a sequence length": (LLAMA, [put("seq_length", 8192.0)], {
         "link": f"{LLAMA}&job.seq_length=8192", "seq_length slid": 8192, "seq_length said": "8,192"}),
