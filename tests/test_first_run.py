@@ -40,7 +40,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(prepare().model, tmp_path / "model")
     chats = "".join(json.dumps(row) + "\n" for row in CHATS)
-    return files_in(tmp_path, {"model/chat_template.jinja": read_chat_template("plain"), "chats.jsonl": chats})
+    return files_in(tmp_path, {
+        "model/chat_template.jinja": read_chat_template("plain"), "chats.jsonl": chats, "other/tokenizer.json": "{}",
+    })  # fmt: skip
 
 
 def typed(line: str, home: Path) -> str:
@@ -85,7 +87,7 @@ def test_the_printed_lines_end_in_a_trained_model(here: Path) -> None:
     assert f"trained, loss {losses[-1]:.4f}" in said
     after = commands(said)
     assert [shlex.split(line)[:2] for line in after] == [["kit", "generate"], ["kit", "convert"]]
-    generated, _ = map(answered, after)
+    generated, *_ = map(answered, (*after, f"{after[1]}-2 --extras-from other"))
     assert generated.startswith("Hello\n")
     exported, trained = (
         {name: tensor for file in place.glob("*.safetensors") for name, tensor in load_file(file).items()}
@@ -94,6 +96,7 @@ def test_the_printed_lines_end_in_a_trained_model(here: Path) -> None:
     assert exported.keys() == trained.keys()
     assert all(exported[name].equal(trained[name].bfloat16()) for name in exported)
     assert {"tokenizer.json", "chat_template.jinja"} <= {path.name for path in (here / "runs" / "a-model").iterdir()}
+    assert (here / "runs" / "a-model-2" / "tokenizer.json").read_text() == "{}"
     again = load_recipe(run / "recipe.yaml")
     assert (again.job.seq_length, again.run and again.run.data.train) == (128, str(here / "chats.jsonl"))
 
@@ -138,4 +141,4 @@ def test_a_dry_run_writes_everything_and_starts_nothing(here: Path) -> None:
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(here: Path, words: list[str], said: str) -> None:
     assert said in kit_refusal(["train", *words])
-    assert {path.name for path in here.iterdir()} == {"model", "chats.jsonl"}
+    assert {path.name for path in here.iterdir()} == {"model", "chats.jsonl", "other"}

@@ -195,18 +195,13 @@ def test_deepspeed_continues_from_the_universal_checkpoint_that_kit_writes(writt
     path, expected = written(writer)
     checkpoint = tmp_path / "checkpoint-3"
     assert convert(path, "universal", checkpoint).endswith("with Adam's state")
-    if stage == 3:
-        a_tensor_for_torch(checkpoint)
+    if stage == 3:  # torch's AdamW, which needs no compiler, takes a count that is a tensor; DeepSpeed's own a number
+        (counts,) = checkpoint.glob("*/zero/optimizer_state.pt")
+        change(counts, lambda loaded: loaded["optimizer_state_dict"]["state"].update({0: {"step": torch.tensor(3.0)}}))
     assert error(continued_by_trainer(writer, stage, tmp_path), expected) < CLOSEST
     for file in checkpoint.glob("*/zero/*/exp_avg.pt"):
         change(file, lambda loaded: loaded["param"].mul_(1.5))
     assert error(continued_by_trainer(writer, stage, tmp_path), expected) > 1e-4
-
-
-def a_tensor_for_torch(checkpoint: Path) -> None:
-    """torch's AdamW, which needs no compiler, takes a step count that is a tensor; DeepSpeed's own take numbers."""
-    (path,) = checkpoint.glob("*/zero/optimizer_state.pt")
-    change(path, lambda loaded: loaded["optimizer_state_dict"]["state"].update({0: {"step": torch.tensor(3.0)}}))
 
 
 def continued_by_trainer(writer: str, stage: int, root: Path, **optimizer: Any) -> Curve:
