@@ -9,7 +9,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from kit import __version__
@@ -61,18 +60,3 @@ def test_ci_tests_every_python_that_is_promised_by_make_targets_that_exist() -> 
     assert all({*jobs[name]["strategy"]["matrix"]["python"]} == promised for name in ("fast", "planner"))
     steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     assert {name for step in steps for name in re.findall(r"^make ([a-z-]+)", step)} <= {*TARGETS}
-
-
-@pytest.mark.parametrize(
-    ("words", "absent"),
-    [
-        (("-c", "import kit"), {"typer", "pydantic", "yaml", "kit.api", "rich", "dataclasses"}),
-        (("-m", "kit", "--help"), {"numpy", "torch", "transformers"}),
-    ],
-    ids=["import kit", "kit --help"],
-)
-def test_nothing_is_imported_before_it_is_needed(words: tuple[str, ...], absent: set[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & absent == set()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from kit.planner.make_plan import make_plan
+from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import Candidate
-from kit.specs.job import LoraSpec
+from kit.specs.catalog import load_model
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Layout, Pins
 from tests.planning.shapes import DENSE, NODE
 from tests.support.models import cluster, deepspeed, job, megatron, torch
@@ -20,6 +23,12 @@ def request(pins: Pins | None = None, model: Any = DENSE, machines: Any = NODE, 
     """16 sequences of 1,024 tokens."""
     the_job = job(**{"seq_length": 1024, "global_batch_size": 16, **changes})
     return Request(model=model, cluster=machines, job=the_job, pins=pins or Pins())
+
+
+def planned(name: str, machines: str | ClusterSpec, pins: Pins | None = None, **the_job: Any) -> Plan:
+    """The plan of a model of the catalog, for the job of a recipe that says nothing else."""
+    spec = cluster(machines) if isinstance(machines, str) else machines
+    return make_plan(load_model(name), spec, JobSpec(**the_job), pins)
 
 
 TORCH, ZERO = Pins(engine="torch"), Pins(engine="deepspeed")

@@ -15,10 +15,8 @@ from kit.specs.layout import Pins, describe
 from kit.units import human_seconds
 from tests.support.models import job
 
-NO_PINS = Pins()
 
-
-def plan_of(name: str, machines: str, pins: Pins = NO_PINS, **changes: object) -> Plan:
+def plan_of(name: str, machines: str, pins: Pins | None = None, **changes: object) -> Plan:
     return make_plan(load_model(name), parse_cluster(machines), job(**changes), pins)
 
 
@@ -48,7 +46,7 @@ TE = "transformer_engine"
 
 
 def test_the_faster_layout_with_transformer_engine_is_said_and_taken_where_it_is_installed() -> None:
-    def planned(machines: str, pins: Pins = NO_PINS, installed: bool = False, model: str = "llama-3-8b") -> Plan:
+    def planned(machines: str, pins: Pins | None = None, installed: bool = False, model: str = "llama-3-8b") -> Plan:
         return make_plan(load_model(model), replace(parse_cluster(machines), transformer_engine=installed), job(), pins)
 
     without, with_it = planned("8xH100"), planned("8xH100", installed=True)

@@ -28,6 +28,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.units import human_seconds
+from tests.planning.questions import planned
 from tests.support.refusals import refusal
 
 (HOST, INPUTS), (MOMENTS,), (STATE,) = FALLBACKS
@@ -37,10 +38,6 @@ VERL_GIB = 1.6e12 / 2**30
 
 def h20(nodes: int, host_ram_gib: float | None = VERL_GIB) -> ClusterSpec:
     return dataclasses.replace(parse_cluster(f"{nodes}x8xH20"), host_ram_gib=host_ram_gib)
-
-
-def planned(name: str, cluster: ClusterSpec, pins: Pins | None = None, **job: Any) -> Plan:
-    return make_plan(load_model(name), cluster, JobSpec(**job), pins)
 
 
 def said(plan: Plan) -> Decision:

@@ -9,17 +9,12 @@ import pytest
 
 from kit.errors import PlanError
 from kit.planner.make_plan import make_plan
-from kit.planner.plan import Plan
 from kit.report.bottlenecks import bottlenecks
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
+from tests.planning.questions import planned
 from tests.support.refusals import refusal
-
-
-def plan_of(name: str, machines: str, pins: Pins, **job: Any) -> Plan:
-    return make_plan(load_model(name), parse_cluster(machines), JobSpec(**job), pins)
-
 
 OF_7B = {"engine": "deepspeed", "implementation": "huggingface"}
 QUOTED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -44,7 +39,7 @@ QUOTED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]
 @pytest.mark.parametrize("case", QUOTED)
 def test_a_layout_as_quoted(case: str) -> None:
     name, machines, pins, job, expected = QUOTED[case]
-    plan = plan_of(name, machines, Pins(**pins), **job)
+    plan = planned(name, machines, Pins(**pins), **job)
     assert {key: getattr(plan.layout, key) for key in expected} == expected
     assert (plan.predicted.step_time_components_s.get("offload", 0) > 0) == ("offload_optimizer" in pins)
     assert bottlenecks(plan)[0].what == "compute" or "dimensions" not in case
@@ -55,7 +50,7 @@ QUOTED_70B = Pins(engine="megatron", tp=8, pp=2, micro_batch_size=1)
 
 def test_70b_on_64_a100_of_40_gb_does_not_fit_as_quoted_and_what_does_is_named() -> None:
     pins = QUOTED_70B.but(recompute="none")
-    refused = refusal(PlanError, plan_of, "llama-3-70b", "p4d.24xlarge:8", pins.but(offload_optimizer="none"))
+    refused = refusal(PlanError, planned, "llama-3-70b", "p4d.24xlarge:8", pins.but(offload_optimizer="none"))
     first, *ways = refused.splitlines()
     assert ("GiB too many" in first, len(ways)) == (True, 5)
     assert [
@@ -67,10 +62,10 @@ def test_70b_on_64_a100_of_40_gb_does_not_fit_as_quoted_and_what_does_is_named()
         if not any(way in said for said in ways)
     ] == []
     assert "it is not needed with layout.pp left to the planner instead of 2" in next(
-        each.why for each in plan_of("llama-3-70b", "p4d.24xlarge:8", pins).decisions if each.rule == "last_resort"
+        each.why for each in planned("llama-3-70b", "p4d.24xlarge:8", pins).decisions if each.rule == "last_resort"
     )
-    assert plan_of("llama-3-70b", "p4d.24xlarge:8", Pins(engine="megatron", tp=8)).layout.pp > 2
-    assert plan_of("llama-3-70b", "p4de.24xlarge:8", QUOTED_70B).layout.dp == 4
+    assert planned("llama-3-70b", "p4d.24xlarge:8", Pins(engine="megatron", tp=8)).layout.pp > 2
+    assert planned("llama-3-70b", "p4de.24xlarge:8", QUOTED_70B).layout.dp == 4
 
 
 @pytest.mark.parametrize(

@@ -387,11 +387,27 @@ def state(layout: Layout, *fields: str, precision: Any = "bf16", optimizer: Any 
 
 
 MOMENTS = ("gradients", "gradients_in_forward", "gradients_in_step", "gradients_between_steps", "extra_in_step")
+ALL_STATE = ("weights", "gradients", "optimizer")
 OPT_FIELDS = ("optimizer", "optimizer_of_matrices", "optimizer_of_vectors")
 Z = {stage: deepspeed(zero_stage=stage, dp=8) for stage in range(4)}
 M = {stage: each.but(gradient_accumulation_steps=4) for stage, each in Z.items()}
 EIGHT = 2 + 8 / 256
 STATES: Rows = [
+    # Weights, gradients and optimizer together (arXiv 1910.02054, figure 1; Megatron-core's distributed optimizer).
+    ("torch, all", lambda: [sum(state(torch(), *ALL_STATE, precision=each)) for each in ("fp32", "bf16")], [16, 16]),
+    ("torch sharded, all", lambda: [sum(state(torch(dp=8, zero_stage=stage), *ALL_STATE)) for stage in (3, 2)], [2, 2]),
+    ("Megatron, all", lambda: [sum(state(megatron(**sizes), *ALL_STATE, precision=each)) for sizes, each in (
+        ({"zero_stage": 0, "dp": 8}, "bf16"), ({"dp": 8}, "bf16"), ({"dp": 4, "cp": 2}, "bf16"),
+        ({"zero_stage": 0, "dp": 8}, "fp32"), ({"dp": 8}, "fp32"))],
+     [18, 6 + 12 / 8, 6 + 12 / 8, 16, 8 + 8 / 8]),
+    ("ZeRO, all", lambda: [sum(state(Z[stage], *ALL_STATE)) for stage in range(4)],
+     [16, 4 + 12 / 8, 2 + 14 / 8, 16 / 8]),
+    ("ZeRO with accumulation, all", lambda: [sum(state(M[stage], *ALL_STATE)) for stage in (1, 2, 3)],
+     [2 + 6 + 12 / 8, 2 + 16 / 8, 18 / 8]),
+    ("ZeRO in fp32, all", lambda: [sum(state(Z[stage], *ALL_STATE, precision="fp32")) for stage in (0, 2, 3)],
+     [16, 4 + 16 / 8, 20 / 8]),
+    ("ZeRO offloaded, all", lambda: [sum(state(each.but(offload_optimizer="cpu"), *ALL_STATE)) for each in (
+        Z[2], Z[3].but(offload_param="cpu"))], [2, 0]),
     # Gradients at their peak, in forward, in the step, after it; fp32 copies in the step (docs/deepspeed-bytes.md).
     ("stage 0", lambda: [state(each, *MOMENTS) for each in (Z[0], M[0])], [[2, 0, 2, 0, 4], [2, 2, 2, 0, 4]]),
     ("stage 1", lambda: [state(each, *MOMENTS) for each in (Z[1], M[1])], [[2, 0, 0.25, 0, 0.5], [6, 6, 6, 4, 0]]),

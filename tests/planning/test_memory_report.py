@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from kit.cli import app
 from kit.errors import PlanError
 from kit.planner.explain.infeasible import changes_that_fit
 from kit.planner.make_plan import make_plan
@@ -27,6 +25,7 @@ from kit.specs.job import LoraSpec
 from kit.specs.layout import Pins
 from kit.specs.strict_yaml import to_plain
 from tests.planning.random_cases import random_request
+from tests.support.in_process import kit_main, kit_refusal
 from tests.support.models import cluster, job
 from tests.support.refusals import refusal
 
@@ -245,14 +244,10 @@ def test_the_largest_model_of_a_machine() -> None:
     )
 
 
-def kit(*words: str) -> Result:
-    return CliRunner().invoke(app, [*words])
-
-
 def test_the_exit_code_says_whether_it_fits() -> None:
-    done = kit("memory", "llama-3-70b", "--gpus", "8xH100", "--engine", "deepspeed", "layout.zero_stage=1")
-    assert (done.exit_code, "does not fit" in done.stdout, "over megatron" in done.stdout) == (1, True, False)
-    assert kit("memory", "llama-3.2-1b", "--gpus", "8xH100").exit_code == 0
+    done = kit_main("memory", "llama-3-70b", "--gpus", "8xH100", "--engine", "deepspeed", "layout.zero_stage=1")
+    assert (done.code, "does not fit" in done.out, "over megatron" in done.out) == (1, True, False)
+    assert kit_main("memory", "llama-3.2-1b", "--gpus", "8xH100").code == 0
 
 
 @pytest.mark.slow
@@ -260,12 +255,12 @@ def test_a_plan_file_stands_wherever_a_recipe_does(tmp_path: Path) -> None:
     plan = make_plan(MODEL, cluster("8xH100"), job(), Pins(engine="deepspeed", zero_stage=3))
     plan.save(tmp_path / "plan.yaml")
     file = str(tmp_path / "plan.yaml")
-    assert json.loads(kit("memory", file, "--json").stdout)["peak_gib"] == pytest.approx(plan.predicted.peak_gib)
-    shown = json.loads(kit("plan", file, "--json").stdout)
-    assert shown == json.loads(kit("explain", file, "--json").stdout)["plan"] == to_plain(plan)
-    assert kit("emit", file, f"run.data={{train: {tmp_path / 'data'}}}", "--out", str(tmp_path / "run")).exit_code == 0
+    assert json.loads(kit_main("memory", file, "--json").out)["peak_gib"] == pytest.approx(plan.predicted.peak_gib)
+    shown = json.loads(kit_main("plan", file, "--json").out)
+    assert shown == json.loads(kit_main("explain", file, "--json").out)["plan"] == to_plain(plan)
+    assert kit_main("emit", file, f"run.data={{train: {tmp_path / 'data'}}}", "--out", str(tmp_path / "run")).code == 0
     assert Plan.load(tmp_path / "run" / "plan.yaml").layout == plan.layout
-    assert "a plan has every choice made" in str(kit("memory", file, "job.seq_length=512").exception)
+    assert "a plan has every choice made" in kit_refusal(["memory", file, "job.seq_length=512"])
 
 
 QLORA = "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters"

@@ -16,7 +16,6 @@ from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.candidates import all_layouts, layouts
 from kit.planner.make_plan import make_plan
-from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.rules import is_legal, violations
 from kit.planner.search import EQUALLY_FAST, search, step_s
@@ -100,12 +99,9 @@ def test_nothing_faster_was_missed(name: str, machines: str) -> None:
     assert fastest <= make_plan(model, cluster, the_job, tight=True).predicted.step_time_s <= EQUALLY_FAST * fastest
 
 
-def plan_of(name: str, machines: str, pins: Pins | None = None, **changes: object) -> Plan:
-    return make_plan(load_model(name), parse_cluster(machines), job(**changes), pins or Pins())
-
-
 def test_all_broken_rules_are_said_at_once_for_the_engine_that_could() -> None:
-    lines = refusal(PlanError, plan_of, "llama-3.1-8b", "8xH100", Pins(tp=6, vp=2)).splitlines()
+    asked = load_model("llama-3.1-8b"), parse_cluster("8xH100"), job(), Pins(tp=6, vp=2)
+    lines = refusal(PlanError, make_plan, *asked).splitlines()
     assert len(lines) == 5
     assert "tp=6 does not divide num_attention_heads=32 of llama-3.1-8b; use 1, 2, 4 or 8" in lines
     assert not any("deepspeed" in line or "torch" in line for line in lines)

@@ -26,7 +26,7 @@ from kit.cost.model.pipeline import chunk_layers, in_flight, middle_stage_layers
 from kit.cost.reliability import Operation, checkpoint_bytes, operation
 from kit.cost.time import elementwise
 from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time
-from kit.cost.time.step import Part, StepTimeModel
+from kit.cost.time.step import Part, StepTimeModel, bubble_fraction
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
 from tests.planning.shapes import (
@@ -293,6 +293,9 @@ COUNTS: Rows = [
         4), (2, 5)]),
     ("the middle", lambda: [middle_stage_layers(DENSE, megatron(pp=4, **ends)) for ends in (
         {}, {"first_stage_layers": 1}, {"first_stage_layers": 1, "last_stage_layers": 2})], [(6, 4), (5, 3), (3, 2)]),
+    ("share of a step in which a stage waits", lambda: [bubble_fraction(megatron(
+        pp=pp, vp=vp, gradient_accumulation_steps=steps)) for pp, vp, steps in (
+        (1, 1, 8), (4, 1, 8), (4, 2, 8), (8, 1, 1))], [0, 3 / 11, 3 / 19, 7 / 8]),
     # 1F1B: the distance from the end; interleaved: 2(p−i−1) + (v−1)p warm-ups and one more, in groups of p.
     ("in flight", lambda: [in_flight(*each) for each in ((4, 1, 8, 0), (4, 1, 8, 3), (4, 1, 2, 0), (2, 2, 4, 0), (2, 2,
         4, 1),

@@ -1,11 +1,15 @@
-"""How much is done to answer ``kit plan`` and ``kit memory``: counted, because times on a busy machine say little."""
+"""How much is done to answer ``kit plan`` and ``kit memory``, and what is imported: counted, because times on a busy
+machine say little."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
 import pytest
+
+from tests.support import ROOT
 
 COUNTED = """
 import sys
@@ -33,19 +37,22 @@ def test_a_cold_plan_costs_few_calls(model: str, gpus: str, most: int) -> None:
     assert int(subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stderr.split()[-1]) < most
 
 
-def loaded_by(*command: str) -> set[str]:
-    """Modules that a command imports."""
-    words = [sys.executable, "-X", "importtime", "-m", "kit", *command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-
-
-def test_a_plan_of_catalog_names_loads_neither_recipes_nor_yaml_nor_pydantic() -> None:
-    loaded = loaded_by("plan", "llama-3-8b", "--gpus", "8xH100")
-    assert not loaded & {"yaml", "kit.specs.recipe", "rich.console", "pydantic", "pydantic_core"}
-
-
-def test_memory_as_json_loads_neither_torch_nor_what_only_draws() -> None:
-    loaded = loaded_by("memory", "llama-3-8b", "--gpus", "8xH100", "--json")
-    assert "kit.report.memory_report" in loaded
-    assert not loaded & {"torch", "transformers", "rich.console", "asyncio", "jinja2", "numpy"}
+@pytest.mark.parametrize(
+    ("words", "there", "absent"),
+    [
+        ("-c 'import kit'", "kit", {"typer", "pydantic", "yaml", "kit.api", "rich", "dataclasses"}),
+        ("-m kit --help", "typer", {"numpy", "torch", "transformers"}),
+        # Of names of the catalog.
+        ("-m kit plan llama-3-8b --gpus 8xH100", "kit.planner.search",
+         {"yaml", "kit.specs.recipe", "rich.console", "pydantic", "pydantic_core"}),
+        # Nor what only draws.
+        ("-m kit memory llama-3-8b --gpus 8xH100 --json", "kit.report.memory_report",
+         {"torch", "transformers", "rich.console", "asyncio", "jinja2", "numpy"}),
+    ],
+    ids=["import kit", "kit --help", "kit plan", "kit memory --json"],
+)  # fmt: skip
+def test_nothing_is_imported_before_it_is_needed(words: str, there: str, absent: set[str]) -> None:
+    command = [sys.executable, "-X", "importtime", *shlex.split(words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert imported & {there, *absent} == {there}
