@@ -51,11 +51,11 @@ PROOFS: dict[str, Proof] = {
     ),
     "lint-corpus": _proof(
         "lint on 167 public files against what their own readers say: precision and recall", 0.1,
-        "tests.addons.corpus_score",
+        "pytest -q -s tests/addons/test_lint_corpus.py",
     ),
     "doctor-corpus": _proof(
         "the doctor on log lines of 210 public threads, a part of them held out: causes named first, false alarms",
-        0.1, "tests.addons.log_score",
+        0.1, "pytest -q -s tests/addons/test_log_corpus.py",
     ),
     "invariants": _proof(
         "the planner's own invariants on 1,000 random questions: sums, pins, memory, MFU, time to answer, lint", 15,
