@@ -173,11 +173,11 @@ def resume(rundir: tiny.TinyRunDirectory, checkpoint: Path, rate: float = 1e-2, 
 _alone: dict[str, dict[str, Any]] = {}
 
 
-def alone(path: Path, plan: Plan, *arguments: Any, **run: Any) -> dict[str, Any]:
-    """``train`` of a plan in one process, once a session."""
-    key = f"{plan.digest} {arguments} {run}"
+def alone(path: Path, plan: Plan, *arguments: Any, act: Any = train, **run: Any) -> dict[str, Any]:
+    """What ``act`` finds of a plan in one process, once a session."""
+    key = f"{plan.digest} {arguments} {act.__name__} {run}"
     if key not in _alone:
-        (_alone[key],) = pool("torch", 1).run(train, tiny.run_directory(path, plan, **run), *arguments)
+        (_alone[key],) = pool("torch", 1).run(act, tiny.run_directory(path, plan, **run), *arguments)
     return _alone[key]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.alone import process_group_of_one
 from tests.support.s3 import s3_server
+from tests.system.kills import cases
 from tests.training import runs
 
 
@@ -24,6 +25,12 @@ def s3():
     """Object storage on this machine, with an empty bucket."""
     with s3_server("bucket") as server:
         yield server
+
+
+@pytest.fixture(scope="package")
+def kills_data(tmp_path_factory):
+    """The data of ``tests.system.kills``."""
+    return cases.prepare(tmp_path_factory.mktemp("kills") / "data")
 
 
 @pytest.fixture(scope="package")

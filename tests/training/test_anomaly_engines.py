@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import closing
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.support import tiny
 from tests.support.calls import before
 from tests.support.workers import pool
 from tests.training import runs
+from tests.training.cases import build
 
 AT = 5
 """Step, from 1, whose gradient is spoiled."""
@@ -32,10 +34,7 @@ LAYOUTS = {
 def spoiled_run(rundir, factor):
     """A run in which the gradient at the output of one module is so many times as large in step AT. Returns what it
     says where it fails."""
-    from kit.engines import build_engine
-    from kit.errors import KitError
     from kit.training.data.loader import DataLoader
-    from kit.training.loop import train
 
     positions = []
 
@@ -44,17 +43,22 @@ def spoiled_run(rundir, factor):
         if positions[-1] // rundir.plan.layout.global_batch_size + 1 == AT and tensor.requires_grad:
             tensor.register_hook(lambda gradient: gradient * factor)
 
-    engine = build_engine(runs.with_settings(rundir))
-    for name in filter(re.compile(r"layers\.1\.mlp\.(linear_fc1|up_proj)$").search, engine.modules()):
-        engine.modules()[name].register_forward_hook(hook)
+    with closing(build(rundir)) as engine, pytest.MonkeyPatch.context() as patch:
+        for name in filter(re.compile(r"layers\.1\.mlp\.(linear_fc1|up_proj)$").search, engine.modules()):
+            engine.modules()[name].register_forward_hook(hook)
+        before(patch, DataLoader, "step", lambda _, position, *more: positions.append(position))
+        return error_of(engine, rundir)
+
+
+def error_of(engine, rundir):
+    """What the run says where it fails."""
+    from kit.errors import KitError
+    from kit.training.loop import train
+
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            before(patch, DataLoader, "step", lambda _, position, *more: positions.append(position))
-            train(engine, rundir)
+        train(engine, rundir)
     except KitError as error:
         return str(error)
-    finally:
-        engine.close()
     return ""
 
 
@@ -97,28 +101,14 @@ def test_what_is_not_finite_is_named(tmp_path, name):
 
 
 def fp16_run(rundir, power):
-    """A run with fp16 allowed on CPU processes, which DeepSpeed refuses because they are slow at it."""
-    from deepspeed.accelerator import get_accelerator
-
-    from kit.emit.deepspeed import ds_config
-    from kit.engines.deepspeed.engine import DeepSpeedEngine
-    from kit.errors import KitError
-    from kit.training.loop import train
-
-    type(get_accelerator()).is_fp16_supported = lambda self: True
-    settings = ds_config(rundir.plan)
-    settings["fp16"] |= {"initial_scale_power": power, "hysteresis": 1}
-    rundir.settings.update(settings)
-    engine = DeepSpeedEngine(rundir)
-    if power < 1:
-        for parameter in engine.modules()["model.norm"].parameters():
-            parameter.register_hook(lambda gradient: gradient * torch.inf)
-    try:
-        return train(engine, rundir).step, engine.optimizer_steps
-    except KitError as error:
-        return str(error)
-    finally:
-        engine.close()
+    """What a run in fp16 says where it fails, and its optimizer steps."""
+    given = runs.with_settings(rundir)
+    given.settings["fp16"] |= {"initial_scale_power": power, "hysteresis": 1}
+    with closing(build(given)) as engine:
+        if power < 1:
+            for parameter in engine.modules()["model.norm"].parameters():
+                parameter.register_hook(lambda gradient: gradient * torch.inf)
+        return error_of(engine, given), engine.optimizer_steps
 
 
 def fp16_plan(stage):
@@ -130,7 +120,7 @@ def fp16_plan(stage):
 def test_an_overflow_of_fp16_halves_the_scale_and_the_run_goes_on(tmp_path, stage):
     """From 2^26 the first steps overflow. They are told of, count as no step of the optimizer, and are no error."""
     rundir = runs.prepare(tmp_path / "run", fp16_plan(stage), steps=16, checkpoint=CheckpointSpec())
-    steps, optimizer_steps = pool("deepspeed", 2).run(fp16_run, rundir, 26)[0]
+    error, optimizer_steps = pool("deepspeed", 2).run(fp16_run, rundir, 26)[0]
     rows = runs.metrics(rundir)
     skipped = [row["grad_norm"] is None for row in rows]
     scales = [row["loss_scale"] for row in rows]
@@ -138,7 +128,7 @@ def test_an_overflow_of_fp16_halves_the_scale_and_the_run_goes_on(tmp_path, stag
     assert scales[0] == 2.0**26
     assert scales[1:] == [scale / 2 if skip else scale for scale, skip in zip(scales, skipped, strict=True)][:-1]
     assert all(row["event"] is None for row in rows)
-    assert (steps, optimizer_steps) == (16, skipped.count(False))
+    assert (error, len(rows), optimizer_steps) == ("", 16, skipped.count(False))
     assert (
         Checkpoint(rundir.path / "checkpoints" / "step-00000016").manifest.counters.optimizer_steps == optimizer_steps
     )
@@ -147,5 +137,5 @@ def test_an_overflow_of_fp16_halves_the_scale_and_the_run_goes_on(tmp_path, stag
 
 def test_an_overflow_at_the_least_scale_ends_the_run_with_words(tmp_path):
     rundir = runs.prepare(tmp_path / "run", fp16_plan(2), steps=4, checkpoint=CheckpointSpec())
-    said = pool("deepspeed", 2).run(fp16_run, rundir, 0)[0]
+    said, _ = pool("deepspeed", 2).run(fp16_run, rundir, 0)[0]
     assert "gradients overflow at optimizer step 1 though fp16's loss scale is at its minimum of 1" in said

@@ -16,18 +16,12 @@ from kit.rehearsal.processes import metrics
 from tests.support import runs
 from tests.support.refusals import refusal
 from tests.support.terminal import OnTerminal, without_moves
-from tests.system.kills.cases import CASES, emit, prepare
+from tests.system.kills.cases import BY_NAME, emit
 
-CASES_BY_NAME = {case.name: case for case in CASES}
 LONG = 4000
 """Steps of some milliseconds: no test waits for the last one."""
 LIMIT_S = 120
 KIT = (sys.executable, "-m", "kit")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return prepare(tmp_path_factory.mktemp("ctrl-c") / "data")
 
 
 def trained_until_step(run, step, *words):
@@ -58,18 +52,18 @@ def check_saved(run, said):
 
 @pytest.mark.everyday("torch-ddp")
 @pytest.mark.parametrize("case", ["torch-ddp", "deepspeed-zero2", "megatron-tp2-sp"])
-def test_every_engine_finishes_the_step_and_saves(case, tmp_path, data):
+def test_every_engine_finishes_the_step_and_saves(case, tmp_path, kills_data):
     """torchrun for torch and Megatron, accelerate launch for DeepSpeed; two ranks in sessions of their own."""
-    run = emit(CASES_BY_NAME[case], tmp_path / "run", data, LONG).path
+    run = emit(BY_NAME[case], tmp_path / "run", kills_data, LONG).path
     job = trained_until_step(run, 4)
     job.press_ctrl_c()
     check_saved(run, interrupted(job))
 
 
 @pytest.mark.nightly
-def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, data, monkeypatch):
+def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, kills_data, monkeypatch):
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")  # torchrun's own patience, 30 s
-    run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG).path
+    run = emit(BY_NAME["torch-ddp"], tmp_path / "run", kills_data, LONG).path
     job = trained_until_step(run, 4)
     ranks = [each for each in psutil.Process(job.process.pid).children() if "kit.training" in each.cmdline()]
     assert len(ranks) == 2
@@ -87,8 +81,8 @@ def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, data, monkeypat
 
 
 @pytest.mark.nightly
-def test_before_the_first_step_it_ends_at_once(tmp_path, data):
-    run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG).path
+def test_before_the_first_step_it_ends_at_once(tmp_path, kills_data):
+    run = emit(BY_NAME["torch-ddp"], tmp_path / "run", kills_data, LONG).path
     job = OnTerminal(*KIT, "train", str(run))
     deadline = time.monotonic() + LIMIT_S
     while not any("kit.training" in each.cmdline() for each in psutil.Process(job.process.pid).children()):

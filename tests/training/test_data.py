@@ -20,19 +20,12 @@ from kit.training.data.shuffle import permuted_index
 from tests.support import tiny
 from tests.support.refusals import refusal
 from tests.training.disk import full_disk
-
-
-def write(prefix, documents, vocab_size=tiny.VOCAB_SIZE):
-    """A pair with these documents."""
-    with indexed_writer(prefix, PairFormat(tokenizer="tiny", vocab_size=vocab_size)) as writer:
-        for document in documents:
-            writer.add_document(document)
-    return prefix
+from tests.training.pairs import pair
 
 
 @pytest.fixture
 def prefix(tmp_path):
-    return write(tmp_path / "train", tiny.documents())
+    return pair(tmp_path / "train", tiny.documents())
 
 
 # Format
@@ -43,7 +36,9 @@ def test_megatron_reads_what_we_write(tmp_path, vocab_size):
     from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 
     documents = [*tiny.documents(), np.array([vocab_size - 1, 0])]
-    theirs = IndexedDataset(str(write(tmp_path / "train", documents, vocab_size)), multimodal=False, mmap=True)
+    theirs = IndexedDataset(
+        str(pair(tmp_path / "train", documents, vocab_size=vocab_size)), multimodal=False, mmap=True
+    )
     assert theirs.index.dtype is DType.optimal_dtype(vocab_size)
     found = [theirs[i].tolist() for i in range(len(theirs))], theirs.document_indices.tolist()
     assert found == ([document.tolist() for document in documents], list(range(len(documents) + 1)))
@@ -79,7 +74,7 @@ def test_refuses_to_overwrite(prefix, suffix):
     for other in {".bin", ".idx", ".json"} - {suffix}:
         prefix.with_suffix(other).unlink()
     before = prefix.with_suffix(suffix).read_bytes()
-    assert re.search(rf"train\{suffix} exists", refusal(DataError, lambda: write(prefix, [np.arange(5)])))
+    assert re.search(rf"train\{suffix} exists", refusal(DataError, lambda: pair(prefix, [np.arange(5)])))
     assert prefix.with_suffix(suffix).read_bytes() == before
 
 
@@ -95,7 +90,7 @@ def test_refuses_to_overwrite(prefix, suffix):
 def test_a_failed_write_leaves_nothing(tmp_path, documents, says):
     """The last one on a full disk."""
     with full_disk(100_000), pytest.raises(DataError, match=says):
-        write(tmp_path / "x", documents)
+        pair(tmp_path / "x", documents)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -166,9 +161,9 @@ def test_windows_over_the_stream(prefix):
 
 
 def test_exactly_one_sample_and_one_token_less(tmp_path):
-    assert len(GptSamples(IndexedTokens(write(tmp_path / "a", [np.arange(33)])), 32, 128)) == 1
+    assert len(GptSamples(IndexedTokens(pair(tmp_path / "a", [np.arange(33)])), 32, 128)) == 1
     assert "has 32 tokens, and one sample of seq_length=32 takes 33" in refusal(
-        DataError, GptSamples, IndexedTokens(write(tmp_path / "b", [np.arange(32)])), 32, 128
+        DataError, GptSamples, IndexedTokens(pair(tmp_path / "b", [np.arange(32)])), 32, 128
     )
 
 
@@ -182,7 +177,7 @@ def test_ids_beyond_the_model_are_found_before_training(prefix):
 
 
 def test_without_a_sidecar_they_are_found_when_read(tmp_path):
-    prefix = write(tmp_path / "train", [np.zeros(64, dtype=int), np.full(64, 120)])
+    prefix = pair(tmp_path / "train", [np.zeros(64, dtype=int), np.full(64, 120)])
     prefix.with_suffix(".json").unlink()
     samples = GptSamples(IndexedTokens(prefix), 32, 100)
     assert samples.micro_batches([[0]])[0].input_ids.sum() == 0

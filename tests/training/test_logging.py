@@ -129,8 +129,7 @@ def test_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
-    for stop in (3, 6):
-        runs.run(rundir, resume="auto", stop_at_step=stop)
+    runs.resumed(rundir, 3, 6)
     events = EventAccumulator(str(rundir.path / "trackers" / "tensorboard" / "run"))
     events.Reload()
     rows = runs.metrics(rundir)

@@ -31,16 +31,11 @@ from tests.support.calls import before
 from tests.support.files import file_with
 from tests.support.refusals import refusal
 from tests.support.runs import wait_for_step
-from tests.system.kills.cases import CASES, emit, prepare
+from tests.system.kills.cases import CASES, emit
 from tests.system.kills.processes import Job
 from tests.training import runs
 
 ALL = (0, 1)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return prepare(tmp_path_factory.mktemp("one-run") / "data")
 
 
 def log_of(run):
@@ -118,9 +113,9 @@ def test_a_launcher_that_ended_before_its_rank_began():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("crashed", [False, True])
-def test_of_three_starts_at_once_one_trains(tmp_path, data, crashed):
+def test_of_three_starts_at_once_one_trains(tmp_path, kills_data, crashed):
     """Also where they take over from a run that crashed."""
-    run, words = emit(CASES[0], tmp_path / "run", data, 300).path, ()
+    run, words = emit(CASES[0], tmp_path / "run", kills_data, 300).path, ()
     if crashed:
         first, words = Job.start(run), ("--resume", "auto")
         wait_for_step((), run, 8, limit_s=60)

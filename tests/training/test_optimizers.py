@@ -60,15 +60,10 @@ def directory(path, name: OptimizerName, **layout: Any) -> tiny.TinyRunDirectory
     return tiny.run_directory(path, tiny.plan(spec, job=job, **({"gradient_accumulation_steps": 2} | layout)))
 
 
-_alone: dict[str, dict[str, Any]] = {}
-
-
 def alone(name: OptimizerName, path) -> dict[str, Any]:
     """The run in one process, once."""
-    if name not in _alone:
-        rundir = directory(path / "one", name, gradient_accumulation_steps=4)
-        (_alone[name],) = pool("torch", 1).run(cases.resumed, rundir, RATES[name])
-    return _alone[name]
+    rundir = directory(path / "one", name, gradient_accumulation_steps=4)
+    return cases.alone(rundir.path, rundir.plan, RATES[name], act=cases.resumed)
 
 
 def check(found: dict[str, Any], rundir: tiny.TinyRunDirectory) -> None:

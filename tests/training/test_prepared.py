@@ -111,18 +111,23 @@ def test_other_rows_are_no_chats():
     assert said.startswith("x:1: from='alice' is none of ShareGPT's human, user, gpt")
 
 
-def test_text_is_for_pretraining_and_other_rows_are_refused(tmp_path):
+def test_text_is_for_pretraining(tmp_path):
     assert objective_of(str(file_with(tmp_path / "a.txt", "words"))) == "pretrain"
-    preferences = written(tmp_path / "p.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
-    assert "trl-dpo" in refusal(DataError, objective_of, preferences)
-    assert "fields question; rename question to prompt; kit reads {messages} or" in refusal(
-        DataError, objective_of, written(tmp_path / "o.jsonl", [{"question": "a"}])
-    )
-    judged = written(tmp_path / "k.jsonl", [{"prompt": "a", "completion": "b", "label": False}])
-    assert "has preferences (prompt, completion, label)" in refusal(DataError, objective_of, judged)
-    assert "has no rows" in refusal(DataError, objective_of, written(tmp_path / "e.jsonl", []))
-    assert "l.jsonl:1 holds a list" in refusal(DataError, objective_of, written(tmp_path / "l.jsonl", [[1]]))
-    assert "fields of nothing; give" in refusal(DataError, objective_of, written(tmp_path / "n.jsonl", [{}]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], "trl-dpo"),
+        ([{"question": "a"}], "fields question; rename question to prompt; kit reads {messages} or"),
+        ([{"prompt": "a", "completion": "b", "label": False}], "has preferences (prompt, completion, label)"),
+        ([], "has no rows"),
+        ([[1]], "rows.jsonl:1 holds a list"),
+        ([{}], "fields of nothing; give"),
+    ],
+)
+def test_other_rows_are_refused(tmp_path, rows, says):
+    assert says in refusal(DataError, objective_of, written(tmp_path / "rows.jsonl", rows))
 
 
 def test_a_pair_is_no_raw_rows(tmp_path):

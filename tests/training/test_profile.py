@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import pytest
 from torch.autograd import DeviceType
@@ -78,11 +79,9 @@ def _profiled(rundir):
 
 def test_a_run_of_two_ranks(tmp_path):
     rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2))
-    alone = Pool("torch", 2)  # torch's profiler ended a process that had served a hundred other cases
-    try:
+    # Alone: torch's profiler ended a process that had served a hundred other cases.
+    with closing(Pool("torch", 2)) as alone:
         alone.run(_profiled, rundir)
-    finally:
-        alone.close()
     assert runs.names(rundir.path / "profile") == ["rank-00000.json", "rank-00001.json"]
     trace = json.loads((rundir.path / "profile" / "rank-00000.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}

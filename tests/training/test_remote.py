@@ -26,7 +26,6 @@ from kit.training.checkpoint.upload import share
 from kit.training.checkpoint.uploads import Uploads
 from kit.training.logging.metrics import RunOutput
 from tests.support import tiny
-from tests.support.alone import process_group_of_one
 from tests.support.files import file_with, files_in, replace_in
 from tests.support.hostile import spoil
 from tests.support.refusals import refusal
@@ -74,22 +73,15 @@ def refused(path: Path, address: str, **options) -> str:
     return refusal(KitError, trained, path, address, **options)
 
 
-@pytest.fixture(scope="module")
-def once(tmp_path_factory):
-    root = tmp_path_factory.mktemp("stopped")
-    with process_group_of_one():
-        return trained(root / "run", f"file://{root}/away", stop_at_step=4)
-
-
 # A run
 
 
 @pytest.fixture
-def stopped(once, tmp_path):
-    """A run that has stopped after step 4, and its copy."""
-    shutil.copytree(once.path.parent, tmp_path, dirs_exist_ok=True)
-    rundir = dataclasses.replace(once, path=tmp_path / "run")
-    return runs.with_run(rundir, checkpoint=to(f"file://{tmp_path}/away")), tmp_path / "away"
+def copied_run(stopped, tmp_path):
+    """``stopped``, and the copy that it would have left (test_copies_what_is_finished_and_keeps_as_many)."""
+    away = shutil.copytree(stopped.path / "checkpoints", tmp_path / "away", ignore=shutil.ignore_patterns("latest"))
+    (away / "kit").touch()
+    return runs.with_run(stopped, checkpoint=to(f"file://{away}")), away
 
 
 @runs.one_process
@@ -129,9 +121,9 @@ def test_goes_on_from_s3_on_another_machine(tmp_path, s3, whole, asynchronous):
         (False, truncate, "step-00000004 is not usable", 4),  # the copy stands in for it
     ],
 )
-def test_what_is_damaged_gives_way(stopped, capsys, lost, damage, says, step):
+def test_what_is_damaged_gives_way(copied_run, capsys, lost, damage, says, step):
     """A copy of a run that is lost to the copy before it; a checkpoint to its copy."""
-    rundir, away = stopped
+    rundir, away = copied_run
     damage(away if lost else rundir.path / "checkpoints")
     if lost:
         lose(rundir)
@@ -144,15 +136,15 @@ def test_what_is_damaged_gives_way(stopped, capsys, lost, damage, says, step):
 
 
 @runs.one_process
-def test_a_second_run_needs_a_prefix_of_its_own(stopped, tmp_path):
-    for resume in (None, stopped[0].path / "checkpoints"):
+def test_a_second_run_needs_a_prefix_of_its_own(copied_run, tmp_path):
+    for resume in (None, copied_run[0].path / "checkpoints"):
         said = refused(tmp_path / "second", f"file://{tmp_path}/away", resume=resume)
         assert "checkpoints of an earlier start, up to step 4" in said
 
 
 @runs.one_process
-def test_it_comes_back_where_the_plan_has_changed(stopped, capsys):
-    rundir, _ = stopped
+def test_it_comes_back_where_the_plan_has_changed(copied_run, capsys):
+    rundir, _ = copied_run
     lose(rundir)
     other = tiny.plan(micro_batch_size=1, gradient_accumulation_steps=2)
     runs.resumed(dataclasses.replace(rundir, plan=other), None)

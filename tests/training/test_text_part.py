@@ -99,6 +99,12 @@ def read(directory: Path) -> torch.nn.Module:
     return model
 
 
+def same_logits(own: torch.nn.Module, whole: torch.nn.Module) -> None:
+    tokens = torch.arange(2, 42).reshape(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(own(tokens).logits, whole(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.everyday("Gemma3")
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "Qwen3VLMoe"])
 def test_the_text_part_has_the_logits_of_the_whole_model(
@@ -108,10 +114,7 @@ def test_the_text_part_has_the_logits_of_the_whole_model(
     capsys.readouterr()
     own = read(tmp_path)
     assert "tensors beside the text part" in capsys.readouterr().out
-    tokens = torch.arange(2, 42).reshape(2, 20)
-    with torch.no_grad():
-        expected, found = whole(input_ids=tokens).logits, own(input_ids=tokens).logits
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    same_logits(own, whole)
 
 
 def test_a_text_part_without_a_layer_is_refused(tmp_path: Path) -> None:
@@ -137,9 +140,7 @@ def test_fused_experts_are_read_in_blocks(tmp_path: Path, of_hub: bool) -> None:
     whole = saved("Qwen3VLMoe", tmp_path)
     if of_hub:
         as_on_the_hub(tmp_path)
-    tokens = torch.arange(2, 42).reshape(2, 20)
-    with torch.no_grad():
-        torch.testing.assert_close(read(tmp_path)(tokens).logits, whole(tokens).logits, rtol=1e-5, atol=1e-5)
+    same_logits(read(tmp_path), whole)
     source = HfDirectory(tmp_path)
     for name in (name for name in source.names() if ".experts.3." in name):
         whole = source.read(name)
@@ -164,6 +165,4 @@ def test_files_of_before_transformers_5_do_not_set_the_text_part_apart(tmp_path:
         for name, tensor in load_file(file).items()
     }
     save_file(tensors, file, {"format": "pt"})
-    tokens = torch.arange(2, 42).reshape(2, 20)
-    with torch.no_grad():
-        torch.testing.assert_close(read(tmp_path)(tokens).logits, whole(tokens).logits, rtol=1e-5, atol=1e-5)
+    same_logits(read(tmp_path), whole)

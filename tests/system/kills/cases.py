@@ -39,6 +39,7 @@ CASES = (
     _case("megatron-zero1", "megatron", "tp=1", "pp=1", "cp=1", "zero_stage=1"),
     _case("megatron-pp2-async", "megatron", "tp=1", "pp=2", "vp=1", asynchronous=True),
 )
+BY_NAME = {case.name: case for case in CASES}
 
 _MODEL = (
     "model.num_layers=2",
