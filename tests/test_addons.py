@@ -31,11 +31,6 @@ def test_nothing_of_the_core_imports_one() -> None:
     assert COMMANDS.keys() & DECLARED == set(), "an add-on would never be asked for a command of the core"
 
 
-def packages_of(place: Path, **files: str) -> Path:
-    """A folder of installed packages with these files."""
-    return files_in(place, files)
-
-
 def alone(path: Path) -> dict[str, str]:
     """An environment in which ``path`` is before all other packages."""
     return os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
@@ -152,7 +147,7 @@ EVERY = (
 
 def test_a_strangers_command_and_target_are_kits(tmp_path: Path) -> None:
     """And a command of kit's own stays kit's."""
-    place = packages_of(tmp_path, **STRANGER)
+    place = files_in(tmp_path, STRANGER)
     for words in ([], ["convert"]):
         assert run(place, *words, "greet", "--name", "kit").stdout == "hello kit\n"
         assert "  greet " in run(place, *words, "--help").stdout
@@ -176,7 +171,7 @@ def test_an_edit_of_a_strangers_file_is_seen_also_where_it_is_gone(
     name: str, priority: int, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is installed, by key: then what the plan owns is refused."""
-    monkeypatch.syspath_prepend(packages_of(tmp_path / "packages", **STRANGER))
+    monkeypatch.syspath_prepend(files_in(tmp_path / "packages", STRANGER))
     run_spec = RunSpec(steps=60, data=DataSpec(train=str(tmp_path / "data")))
     file = write(plan_of(**ZERO2), run_spec, tmp_path / "run", ["nomad"]).path / name
     assert RunDirectory.open(file.parent).edits == ()

@@ -25,6 +25,7 @@ from tests.emit.plans import TORCH, stand_in
 from tests.support import ROOT
 from tests.support.files import file_with
 from tests.support.refusals import refusal
+from tests.support.waiting import comes_true
 
 
 def several(count: int, **changes: Any) -> dict[str, dict[str, Any]]:
@@ -202,9 +203,7 @@ def test_a_listener_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
     listener = threading.Thread(target=sockets.listen, args=(port, 30.0), daemon=True)
     listener.start()
-    deadline = time.monotonic() + 10
-    while sockets.connect(["127.0.0.1"], port, 1.0) != {"127.0.0.1": None} and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert comes_true(lambda: sockets.connect(["127.0.0.1"], port, 1.0) == {"127.0.0.1": None}, 10)
     assert sockets.connect(["127.0.0.1", "127.0.0.2"], port, 1.0) == {"127.0.0.1": None, "127.0.0.2": None}
     os.close(writing)
     listener.join(5)

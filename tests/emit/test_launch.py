@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.emit.plans import DENSE, FSDP2, MEGATRON, TORCH, ZERO2, ZERO3, plan_o
 from tests.support import ROOT
 from tests.support.files import files_in
 from tests.support.refusals import refusal
+from tests.support.waiting import comes_true
 
 SPY = """#!/usr/bin/env bash
 printf '%s\\n' "$@" -- > "$SPY_FILE"
@@ -411,9 +411,7 @@ def test_the_batch_script_hands_the_signal_on(told: bool, expected: list[str], t
     given = job_of(tmp_path, P5, srun=STEP, scontrol=CONTROL) | {"SEEN": str(seen)}
     assert "#SBATCH --requeue\n" in (tmp_path / "batch").read_text()
     job = subprocess.Popen(["bash", str(tmp_path / "batch")], env=given, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 20
-    while not seen.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert comes_true(seen.exists, 20)
     if told:
         job.send_signal(signal.SIGUSR1)
     else:

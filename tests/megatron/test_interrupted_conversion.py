@@ -26,6 +26,7 @@ from kit.training.checkpoint.to_huggingface import write_hf
 from kit.training.counters import Counters
 from tests.support import tiny
 from tests.support.calls import before, killing
+from tests.support.files import files_below
 from tests.support.refusals import refusal
 
 FORMATS = ("hf", "step", "universal", "dcp", "megatron")
@@ -68,18 +69,13 @@ def kill(source: Path, to: str, out: Path, file: int) -> None:
 
 def contents(directory: Path) -> dict[str, bytes]:
     """File → bytes; torch's table of contents has a random id, so that it is compared by what it lets read."""
-    files = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in files.items() if path.name != ".metadata"}
-
-
-@pytest.fixture
-def in_small_files(monkeypatch):
-    small_files(monkeypatch.setattr)
+    return {name: content for name, content in files_below(directory).items() if not name.endswith(".metadata")}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("to", FORMATS)
-def test_killed_it_starts_again_and_writes_what_an_undisturbed_one_does(to, source, tmp_path, in_small_files):
+def test_killed_it_starts_again_and_writes_what_an_undisturbed_one_does(to, source, tmp_path, monkeypatch):
+    small_files(monkeypatch.setattr)
     if to == "universal":  # which the source is
         convert(source, "step", tmp_path / "step")
         source = tmp_path / "step"

@@ -26,6 +26,7 @@ from kit.preflight.run_checks import preflight
 from kit.specs.job import LoraSpec, OptimizerSpec
 from tests.deepspeed.test_optimizers import largest
 from tests.megatron import cases
+from tests.megatron.checkpoints import after
 from tests.megatron.shapes import BY_FAMILY
 from tests.support import tiny
 from tests.support.checkpoints import export, load
@@ -81,10 +82,6 @@ def run_of(references):
         return rundir
 
     return run
-
-
-def loaded(engine, rundir, checkpoint):
-    load(engine, checkpoint, rundir.plan)
 
 
 def beside_torchs(rundir, fault=None):
@@ -163,7 +160,7 @@ def test_layouts_agree_and_resume(run_of, alone, tmp_path, name, layout):
         other = cases.run_directory(rundir.path.parent / "adam", SPEC, **LAYOUTS[layout])
         assert re.search(
             f"has the state of optimizer.name={name}, and this run has optimizer.name=adamw",
-            refusal(WorkerError, pool("megatron", 2).run, cases.inside, other, loaded, tmp_path / "step"),
+            refusal(WorkerError, pool("megatron", 2).run, cases.inside, other, after, tmp_path / "step"),
         )
     assert all(float(tensor.abs().max()) > 0 for tensor in found[StateKind.EXP_AVG].values())
     second = {each for each, tensor in found[StateKind.EXP_AVG_SQ].items() if float(tensor.abs().max()) > 0}

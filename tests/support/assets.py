@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.support import ROOT
 from tests.support.files import file_with
@@ -82,6 +83,18 @@ def once(directory: Path, make: Callable[[Path], None]) -> None:
         except OSError:
             if not directory.exists():
                 raise
+
+
+def byte_tokenizer(directory: Path, *special: str, **options: Any) -> None:
+    """Saves a tokenizer of an id a byte behind those of the special tokens; ``options`` are of transformers."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    inner = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=inner, **options).save_pretrained(directory)
 
 
 def _assets(directory: Path) -> Assets:

@@ -20,6 +20,11 @@ def files_in(directory: Path, files: Mapping[str, str | bytes]) -> Path:
     return directory
 
 
+def files_below(directory: Path) -> dict[str, bytes]:
+    """Name of each file below a directory, from there, and its content."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
 def replace_in(path: Path, old: str, new: str) -> None:
     """A text of a file with another in its place."""
     path.write_text(path.read_text().replace(old, new))

@@ -36,9 +36,8 @@ def s3_server(bucket: str) -> Iterator[Server]:
     """A server with an empty bucket; the environment has its address and credentials, also for child processes."""
     server = Server()
     s3fs.S3FileSystem.clear_instance_cache()  # which know the address of an earlier server
-    http = make_server("127.0.0.1", 0, server, threaded=True)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patch:
+    with make_server("127.0.0.1", 0, server, threaded=True) as http, pytest.MonkeyPatch.context() as patch:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
         for name, value in {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{http.server_port}", "AWS_ACCESS_KEY_ID": "a-key-of-the-environment",
             "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1",
@@ -54,4 +53,3 @@ def s3_server(bucket: str) -> Iterator[Server]:
                 client.delete_object(Bucket=bucket, Key=each["Key"])
             client.delete_bucket(Bucket=bucket)
             http.shutdown()
-            http.server_close()

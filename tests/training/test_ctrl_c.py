@@ -16,6 +16,7 @@ from kit.rehearsal.processes import metrics
 from tests.support import runs
 from tests.support.refusals import refusal
 from tests.support.terminal import OnTerminal, without_moves
+from tests.support.waiting import comes_true
 from tests.system.kills.cases import BY_NAME, emit
 
 LONG = 4000
@@ -28,6 +29,10 @@ def trained_until_step(run, step, *words):
     job = OnTerminal(*KIT, "train", str(run), *words)
     runs.wait_for_step([job.process], run, step, LIMIT_S)
     return job
+
+
+def ranks_of(job):
+    return [each for each in psutil.Process(job.process.pid).children() if "kit.training" in each.cmdline()]
 
 
 def interrupted(job):
@@ -65,7 +70,7 @@ def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, kills_data, mon
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")  # torchrun's own patience, 30 s
     run = emit(BY_NAME["torch-ddp"], tmp_path / "run", kills_data, LONG).path
     job = trained_until_step(run, 4)
-    ranks = [each for each in psutil.Process(job.process.pid).children() if "kit.training" in each.cmdline()]
+    ranks = ranks_of(job)
     assert len(ranks) == 2
     ranks[1].suspend()  # rank 0 waits for it in a collective
     job.press_ctrl_c()
@@ -84,10 +89,7 @@ def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, kills_data, mon
 def test_before_the_first_step_it_ends_at_once(tmp_path, kills_data):
     run = emit(BY_NAME["torch-ddp"], tmp_path / "run", kills_data, LONG).path
     job = OnTerminal(*KIT, "train", str(run))
-    deadline = time.monotonic() + LIMIT_S
-    while not any("kit.training" in each.cmdline() for each in psutil.Process(job.process.pid).children()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert comes_true(lambda: ranks_of(job), LIMIT_S)
     time.sleep(0.5)  # Python has begun; the imports take seconds
     job.press_ctrl_c()
     interrupted(job)

@@ -35,8 +35,11 @@ from tests.training import runs
 
 @runs.one_process
 def test_everything(tmp_path, capsys):
+    """Of five steps: a budget of tokens that a sixth would exceed by one."""
+    plan = tiny.plan(job={"total_tokens": 64 * 5 + 63})
     logging = LoggingSpec(every_steps=2, gradients_at_steps=(1, 3))
-    rundir = runs.prepare(tmp_path / "run", steps=5, validation_every_steps=2, logging=logging)
+    rundir = runs.prepare(tmp_path / "run", plan, steps=None, validation_every_steps=2, logging=logging)
+    assert length(plan, rundir.run) == (5, 10)
     summary = runs.run(rundir)
     rows = runs.metrics(rundir)
     assert [(row["step"], row["samples_seen"], row["tokens"]) for row in rows] == [
@@ -69,14 +72,6 @@ def test_the_summary_has_the_validation_of_the_last_step(tmp_path, whole):
     last = found[0][1]
     assert found == [(last, last), (last, None), (None, None)]
     assert last > 0
-
-
-@runs.one_process
-def test_steps_from_the_token_budget(tmp_path):
-    plan = tiny.plan(job={"total_tokens": 64 * 3 + 63})
-    rundir = runs.trained(tmp_path / "run", plan, steps=None)
-    assert length(plan, rundir.run) == (3, 6)
-    assert [row["step"] for row in runs.steps(rundir)] == [1, 2, 3]
 
 
 def test_the_parts_of_a_step_are_added_up(monkeypatch):

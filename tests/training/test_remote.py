@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,11 @@ from kit.training.checkpoint.upload import share
 from kit.training.checkpoint.uploads import Uploads
 from kit.training.logging.metrics import RunOutput
 from tests.support import tiny
-from tests.support.files import file_with, files_in, replace_in
+from tests.support.files import file_with, files_below, files_in, replace_in
 from tests.support.hostile import spoil
 from tests.support.refusals import refusal
 from tests.support.s3 import SECRET
+from tests.support.waiting import comes_true
 from tests.support.workers import pool
 from tests.training import runs
 
@@ -43,10 +43,6 @@ def to(address, **checkpoint):
 
 def trained(path, address, stop_at_step=None, resume=None, **checkpoint):
     return runs.trained(path, None, stop_at_step, checkpoint=to(address, **checkpoint), resume=resume)
-
-
-def files_below(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def lose(rundir) -> None:
@@ -181,10 +177,7 @@ def test_a_slow_one_delays_no_step(tmp_path, s3, whole):
 
     def fault(method: str, key: str) -> None:
         if method == "PUT" and "/step-" in key:
-            end = time.monotonic() + 60
-            while not (done := metrics.read_text().count("\n") == 4) and time.monotonic() < end:
-                time.sleep(0.01)
-            over.append(done)
+            over.append(comes_true(lambda: metrics.read_text().count("\n") == 4, 60))
 
     s3.fault = fault
     rundir = trained(tmp_path / "run", ADDRESS, stop_at_step=4)

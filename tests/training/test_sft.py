@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kit.engines.huggingface.models import random_model
@@ -30,6 +30,8 @@ from kit.training.data.loader import DataLoader, DataParallelShard, training_bat
 from kit.training.data.samples import MULTIPLE, RowSamples, packed, packs, padded
 from kit.training.data.tokenise import Tokenised, tokenise
 from tests.support import tiny
+from tests.support.assets import byte_tokenizer
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 from tests.support.workers import pool
 from tests.training import cases, runs
@@ -45,17 +47,11 @@ CHATML = (
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One id a byte, and the special tokens of ChatML; a config.json beside it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: i for i, word in enumerate(["</s>", "<|im_start|>", "<|im_end|>", *alphabet])}
-    inner = Tokenizer(models.BPE(vocab=words, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    directory = tmp_path_factory.mktemp("tokenizer")
-    special = {"eos_token": "</s>", "additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}
-    PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(directory)
-    config = {"model_type": "bart", "vocab_size": len(words), "decoder_start_token_id": 0}
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    of_chats = ["<|im_start|>", "<|im_end|>"]
+    place = tmp_path_factory.mktemp("tokenizer")
+    byte_tokenizer(place, "</s>", *of_chats, eos_token="</s>", additional_special_tokens=of_chats)
+    config = {"model_type": "bart", "vocab_size": 259, "decoder_start_token_id": 0}
+    return file_with(place / "config.json", json.dumps(config)).parent
 
 
 def templated(tokenizer: Path, directory: Path, template: str) -> Path:

@@ -25,6 +25,7 @@ from kit.training.stopping import HUNG_CODE, Reason, Stopping, Watchdog, repeate
 from tests.support import tiny
 from tests.support.calls import before
 from tests.support.refusals import refusal
+from tests.support.waiting import comes_true
 from tests.support.workers import WorkerError, pool
 from tests.training import runs
 
@@ -268,9 +269,7 @@ def test_the_watchdog_barks_once_and_not_at_a_run_that_lives(tmp_path):
         time.sleep(0.6)
         assert not left
         dog.beat("stuck")
-        deadline = time.monotonic() + 10
-        while not left and time.monotonic() < deadline:
-            time.sleep(0.05)
+        comes_true(lambda: left, 10)
     assert left == [HUNG_CODE]
     assert dog.stacks.read_text().startswith("rank 0 hangs: stuck has taken")
 

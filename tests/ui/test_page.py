@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,8 @@ import pytest
 from tests.addons.config_files import TIGHT
 from tests.support import ROOT
 from tests.support.files import file_with, files_in
+from tests.support.runs import free_port
+from tests.support.waiting import comes_true
 
 pytest.importorskip("nicegui", reason="needs the extra ui")
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
@@ -68,9 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "Qwen/Qwen3-8B/config.json": "{}",
         "ds.json": '{"zero_optimization": {"stage": 3}}',
     })  # fmt: skip
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     opened = directory / "opened.log"
     # NiceGUI behaves in another way where pytest runs it.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
@@ -82,11 +81,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         env={**environment, "PYTHONPATH": str(ROOT)},
     )
     assert f"http://127.0.0.1:{port}" in started.stdout.readline()
-    until = time.monotonic() + 30
     with socket.socket() as probe:  # the address is printed a moment before the server accepts connections
-        while probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        assert comes_true(lambda: probe.connect_ex(("127.0.0.1", port)) != errno.ECONNREFUSED, 30)
     yield Server(port, file_with(opened, ""), directory)
     started.send_signal(signal.SIGINT)
     started.wait(timeout=30)

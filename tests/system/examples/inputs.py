@@ -12,7 +12,7 @@ from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from tests.support import ROOT
-from tests.support.assets import once
+from tests.support.assets import byte_tokenizer, once
 from tests.support.files import files_in
 
 DIRECTORY = ROOT / "build" / "examples"
@@ -59,18 +59,11 @@ def plan_for(model: Path, pins: Pins, weight_decay: float = 0.1, micro_batch: in
 
 
 def _write_tokenizer(directory: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    inner = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", pad_token="<pad>")
-    tokenizer.chat_template = (
+    template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    tokenizer.save_pretrained(directory)
+    byte_tokenizer(directory, "<pad>", "</s>", eos_token="</s>", pad_token="<pad>", chat_template=template)
 
 
 def _write_model(directory: Path) -> None:
