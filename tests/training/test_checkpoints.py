@@ -22,7 +22,6 @@ from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import random_state, store
 from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.manager import CheckpointManager
-from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.checkpoint.storage import require_disk_space, steps_kept
 from kit.training.counters import Counters
 from tests.support import tiny
@@ -136,7 +135,7 @@ def test_every_generator_goes_on_where_it_was(tmp_path):
 
 
 def _draws_after_load(rundir, root):
-    """(numbers this rank would have drawn after the save, those it draws after the load, damage each file shows)."""
+    """(numbers this rank would have drawn after the save, those it draws after the load)."""
     import torch.distributed as dist
 
     from kit.engines.torch.engine import TorchEngine
@@ -148,30 +147,19 @@ def _draws_after_load(rundir, root):
         expected = torch.rand(4).tolist()
         torch.manual_seed(0)
         kept.load(engine, kept.directory(1))
-        found, said = torch.rand(4).tolist(), {}
-        for name in sorted(Checkpoint(kept.directory(1)).manifest.files):
-            path = kept.directory(1) / name
-            content = path.read_bytes()
-            for damage in (lambda data: data[:-1] + bytes([data[-1] ^ 1]), None):
-                dist.barrier()
-                if dist.get_rank() == 0:
-                    path.write_bytes(content if damage is None else damage(content))
-                dist.barrier()
-                if damage is not None:
-                    said[name] = refusal(CheckpointError, kept.load, engine, kept.directory(1))
+        found = torch.rand(4).tolist()
     shares = gather(split_over_ranks([*range(7)]))  # which two ranks do not divide
     assert sorted(item for share in shares for item in share) == [*range(7)]
-    return expected, found, said
+    return expected, found
 
 
-def test_each_rank_has_its_own_generators_and_checks_its_share_of_the_files(tmp_path):
+def test_each_rank_has_its_own_generators_and_a_share_of_the_work(tmp_path):
+    """Of checking files: test_damage flips a bit of each of them."""
     rundir = tiny.run_directory(tmp_path / "run", tiny.plan(dp=2))
     ranks = pool("torch", 2).run(_draws_after_load, rundir, tmp_path / "checkpoints")
     assert ranks[0][0] != ranks[1][0]
-    for expected, found, said in ranks:
+    for expected, found in ranks:
         assert found == expected
-        assert len(said) > 2
-        assert all(f"{name} is corrupted" in words for name, words in said.items())
 
 
 @runs.one_process

@@ -74,9 +74,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         swap("random/rank-00000.json", "random/rank-00001.json"),
         r"random/rank-0000\d.json (is corrupted|has \d+ bytes)",
     ),
-    "a bit of a moment is flipped": (
-        edit(MOMENT, lambda data: data[:-1] + bytes([data[-1] ^ 1])), rf"{MOMENT} is corrupted"
-    ),
+    **{
+        f"a bit of {name} is flipped": (
+            edit(name, lambda data: data[:-1] + bytes([data[-1] ^ 1])), rf"{name} is corrupted"
+        )
+        for name in (MODEL, MOMENT, "random/rank-00000.json", "random/rank-00001.json")
+    },
     "a bit of a counter is flipped": (
         edit("manifest.json", replace(b'"samples_seen": 16', b'"samples_seen": 17')), r"manifest.json .*its own hash"
     ),
