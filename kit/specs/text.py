@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from kit.errors import SpecError
+from kit.errors import KitError, SpecError
 
 Item = TypeVar("Item")
 Location = tuple[str | int, ...]
@@ -92,10 +92,10 @@ def first(reasons: Mapping[str, object], sentence: str = "{}") -> str | None:
     return next((sentence.replace("{}", reason) for reason, holds in reasons.items() if holds), None)
 
 
-def refuse(reasons: Mapping[str, object]) -> None:
-    """Raises ``SpecError`` with the first reason that holds."""
+def refuse(reasons: Mapping[str, object], error: type[KitError] = SpecError) -> None:
+    """Raises ``error`` with the first reason that holds."""
     if (reason := first(reasons)) is not None:
-        raise SpecError(reason)
+        raise error(reason)
 
 
 def dotted(location: Location) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from kit.errors import DataError
 from kit.specs.job import Objective
-from kit.specs.text import first
+from kit.specs.text import refuse
 from kit.training.data.indexed_files import DiskPair, Ranges, RemotePair, open_pair
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -135,12 +135,11 @@ def _read_header(path: Path, name: str) -> tuple[np.dtype, int, int]:
         raise DataError(f"{name} has {len(header)} bytes, less than a header; tokenise again")
     magic, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
     reasons = {
-        "does not start with Megatron's MMIDIDX; give the prefix of a .bin/.idx pair": magic != MAGIC,
-        f"has version {version}, this reader knows {VERSION}; tokenise again": version != VERSION,
-        f"has dtype code {code}, which is not an integer type; tokenise again": code not in TOKEN_DTYPES,
+        f"{name} does not start with Megatron's MMIDIDX; give the prefix of a .bin/.idx pair": magic != MAGIC,
+        f"{name} has version {version}, this reader knows {VERSION}; tokenise again": version != VERSION,
+        f"{name} has dtype code {code}, which is not an integer type; tokenise again": code not in TOKEN_DTYPES,
     }
-    if wrong := first(reasons):
-        raise DataError(f"{name} {wrong}")
+    refuse(reasons, DataError)
     return np.dtype(TOKEN_DTYPES[code]).newbyteorder("<"), num_sequences, num_boundaries
 
 
