@@ -6,7 +6,8 @@ The probe measures the memory of a GPU. Where torch uses another operator on a C
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,76 +36,48 @@ class FusedRmsNorm(torch.autograd.Function):
         return torch.empty_like(value), torch.empty_like(weight)
 
 
-def _rms_norm(module: torch.nn.RMSNorm, value: torch.Tensor) -> torch.Tensor:
-    normed: torch.Tensor = FusedRmsNorm.apply(value, module.weight)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return normed
-
-
-def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _attention(
+    original: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
     """CUDA's memory-efficient kernel, if values are narrower than keys (latent attention) or the mask is learned (T5's
     positions). On a CPU torch would materialise the scores."""
-
-    def attention(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        mask = kwargs.get("attn_mask", args[0] if args else None)
-        learned = mask is not None and mask.requires_grad
-        if not learned and (query.shape[-1] == value.shape[-1] or query.shape[1] != key.shape[1]):
-            return original(query, key, value, *args, **kwargs)
-        # One bias per sequence, whose gradients are summed, as torch gives it to the kernel.
-        bias = mask.expand(*query.shape[:3], key.shape[2]) if mask is not None and learned else None
-        attended: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[
-            0
-        ]
-        return attended
-
-    return attention
+    mask = kwargs.get("attn_mask", args[0] if args else None)
+    learned = mask is not None and mask.requires_grad
+    if not learned and (query.shape[-1] == value.shape[-1] or query.shape[1] != key.shape[1]):
+        return original(query, key, value, *args, **kwargs)
+    # One bias per sequence, whose gradients are summed, as torch gives it to the kernel.
+    bias = mask.expand(*query.shape[:3], key.shape[2]) if mask is not None and learned else None
+    attended: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[0]
+    return attended
 
 
-def _flash_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def _flash_backward(original: Callable[..., Any], tensors: tuple[torch.Tensor, ...], *how: Any) -> Any:
     """The ring's kernel with what CUDA's allocates beside its results: the query's gradient in fp32, and a number for
     every query (aten/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd)."""
-
-    def backward(tensors: tuple[torch.Tensor, ...], *how: Any) -> Any:
-        query = tensors[1]
-        sums = query.new_empty(query.shape, dtype=torch.float32), query.new_empty(query.shape[:3], dtype=torch.float32)
-        found = original(tensors, *how)
-        del sums
-        return found
-
-    return backward
+    query = tensors[1]
+    sums = query.new_empty(query.shape, dtype=torch.float32), query.new_empty(query.shape[:3], dtype=torch.float32)
+    found = original(tensors, *how)
+    del sums
+    return found
 
 
 def _gathered_objects(out: list[Any], value: Any, group: Any = None) -> None:
     out[:] = [value] * len(out)
 
 
-def _fake_group(original: Callable[..., Any]) -> Callable[..., Any]:
-    def new_group(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **{**kwargs, "backend": None})
-
-    return new_group
-
-
-@contextmanager
-def _coalesced(*_: Any, **__: Any) -> Iterator[SimpleNamespace]:
-    """Runs coalesced collectives one by one, since the fake group does not support coalescing. There is no work to wait
-    for."""
-    yield SimpleNamespace(wait=lambda: None)
+def _fake_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **{**kwargs, "backend": None})
 
 
 def _dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     """Dropout as on CUDA, which saves a mask of one byte per element. A CPU saves the mask in the input's dtype, and
     the input."""
     return torch.native_dropout(value, p, training)[0] if training and p else value
-
-
-def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():
-            return original(*args, **kwargs)
-
-    return run
 
 
 def _even_routing(dispatcher: Any, routing_map: torch.Tensor) -> numpy.ndarray[Any, Any]:
@@ -137,15 +110,15 @@ def in_bfloat16(module: torch.nn.Module) -> torch.nn.Module:
 def installed(megatron: bool) -> Iterator[None]:
     """Installs the table of shims while a probe runs."""
     table: list[tuple[Any, str, Any]] = [
-        (torch.nn.RMSNorm, "forward", _rms_norm),
-        (F, "scaled_dot_product_attention", _attention(F.scaled_dot_product_attention)),
+        (torch.nn.RMSNorm, "forward", lambda module, value: FusedRmsNorm.apply(value, module.weight)),  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        (F, "scaled_dot_product_attention", partial(_attention, F.scaled_dot_product_attention)),
         (F, "dropout", _dropout),
         (dist, "all_gather_object", _gathered_objects),
         # FSDP2 joins its mesh with that of tensor parallelism, and a mesh reads its ranks.
-        (DeviceMesh, "_concatenate", staticmethod(_on_real_tensors(DeviceMesh._concatenate))),
-        (dist, "new_group", _fake_group(dist.new_group)),  # gloo groups have no fake counterpart
+        (DeviceMesh, "_concatenate", staticmethod(unset_fake_temporarily()(DeviceMesh._concatenate))),
+        (dist, "new_group", partial(_fake_group, dist.new_group)),  # gloo groups have no fake counterpart
         (dist, "batch_isend_irecv", lambda _: []),  # what arrives has no values
-        (ring_attention, "flash_backward", _flash_backward(ring_attention.flash_backward)),
+        (ring_attention, "flash_backward", partial(_flash_backward, ring_attention.flash_backward)),
     ]
     if not megatron:
         from transformers import masking_utils
@@ -165,7 +138,8 @@ def installed(megatron: bool) -> Iterator[None]:
         from kit.engines.megatron.model import attention
 
         table += [
-            (buffers, "_coalescing_manager", _coalesced),
+            # The fake group cannot coalesce: collectives run one by one, and there is no work to wait for.
+            (buffers, "_coalescing_manager", lambda *_, **__: nullcontext(SimpleNamespace(wait=lambda: None))),
             (optimizers, "get_grad_norm_fp32", lambda *_, **__: 1.0),  # reads numbers
             (torch.nn.Module, "bfloat16", in_bfloat16),
             # A bias of a special class cannot be a fake tensor; the position of the diagonal changes no size.

@@ -4,6 +4,7 @@ DeepSpeed only the layers: its states are measured on real processes (docs/deeps
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,7 @@ from kit.addons.probe.result import MemorySnapshot
 from kit.addons.probe.tracker import LiveBytes, storage_bytes
 from kit.engines.huggingface import adapters, models
 from kit.engines.kernels import fp8
-from kit.engines.kernels.chunked_loss import ChunkedLoss
-from kit.engines.kernels.prepare_model import recompute, summed_loss
-from kit.engines.kernels.tiled_mlp import tile_mlps
+from kit.engines.kernels.prepare_model import prepare, summed_loss
 from kit.engines.protocol import MicroBatch
 from kit.engines.torch import fsdp
 from kit.engines.torch.context_parallel import ContextParallel
@@ -49,10 +48,9 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
             cuda_shims.in_bfloat16(model)  # DeepSpeed casts the whole model
     if job.precision == "fp8" and layout.engine == "torch":
         fp8.convert(model, emulated=False)
-    recompute(model, layout.but(activation_offloading=False))
-    if layout.tiled_mlp:
-        tile_mlps(model)
-    chunked = ChunkedLoss(model) if layout.chunked_loss else None
+    # A host's copies are none of the device's bytes, and fake tensors do not compile.
+    traced = replace(plan, layout=layout.but(activation_offloading=False, compile_layers=False))
+    chunked = prepare(model, traced, packing=False)
     context = ContextParallel(model, layout) if layout.cp > 1 and layout.engine == "torch" else None
     split = None
     if layout.engine == "torch" and layout.zero_stage:

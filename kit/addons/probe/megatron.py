@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,8 +20,8 @@ from kit.addons.probe.tracker import LiveBytes, storage_bytes
 from kit.emit.megatron import megatron_settings
 from kit.engines.huggingface.adapters import adapter_shapes
 from kit.engines.megatron import cpu
-from kit.engines.megatron.adapters import add_adapters
-from kit.engines.megatron.model.build import build_chunks, transformer_config
+from kit.engines.megatron.chunks import distributed_chunks
+from kit.engines.megatron.model.build import transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.planner.plan import Plan
 
@@ -34,17 +34,12 @@ def trace(plan: Plan, stage: int) -> MemorySnapshot:
     rank = stage * (layout.world_size // layout.pp)
     with cuda_shims.installed(megatron=True), cuda_shims.fake_world(rank, layout.world_size):
         live = LiveBytes()
-        live.masked_select_size = partial(_selected, plan.model.experts_per_token)
+        live.masked_select_size = lambda mask: mask.shape[-1] * plan.model.experts_per_token  # of (experts, tokens)
         with FakeTensorMode(allow_non_fake_inputs=True), live:
             try:
                 return _step(plan, live, adapters)
             finally:
                 parallel_state.destroy_model_parallel()
-
-
-def _selected(experts_per_token: int, mask: torch.Tensor) -> int:
-    """Elements that a mask selects; a routing map has the shape (experts, tokens)."""
-    return mask.shape[-1] * experts_per_token
 
 
 def _step(plan: Plan, live: LiveBytes, adapters: Mapping[str, tuple[int, ...]]) -> MemorySnapshot:
@@ -53,12 +48,7 @@ def _step(plan: Plan, live: LiveBytes, adapters: Mapping[str, tuple[int, ...]]) 
     model_parallel_cuda_manual_seed(1)
     config = transformer_config(settings["transformer_config"])
     ddp = DistributedDataParallelConfig(**{**settings["distributed_data_parallel"], "overlap_grad_reduce": False})
-    built = build_chunks(plan.model, config, settings["model"])
-    if lora := plan.job.lora:
-        add_adapters(built, config, plan.model, lora, adapters)
-    chunks = [
-        DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(built)
-    ]
+    chunks = distributed_chunks(plan, config, ddp, settings["model"], adapters)
     before = live.now
     optimizer = build_optimizer(optimizer_config(settings["optimizer"]), chunks)
     masters = live.now - before

@@ -17,6 +17,7 @@ from kit.cost.model.pipeline import stage_layers
 from kit.errors import KitError
 from kit.planner.plan import Plan
 from kit.specs.layout import describe
+from kit.specs.text import refuse
 from kit.units import to_gib
 
 DEEPEST = 16
@@ -35,13 +36,12 @@ def probe(plan: Plan, stage: int = 0) -> ProbeResult:
     Raises ProbeError for a stage that does not exist, and for implementations with their own kernels.
     """
     layout = plan.layout
-    if not 0 <= stage < layout.pp:
-        raise ProbeError(f"stage={stage} of a plan with pp={layout.pp}; use 0 to {layout.pp - 1}")
-    if layout.implementation == "transformer_engine":
-        raise ProbeError(
-            "implementation=transformer_engine has kernels of its own, which fake tensors do not run; its predictions "
-            "are compared with measured rows (docs/accuracy.md)"
-        )
+    reasons = {
+        f"stage={stage} of a plan with pp={layout.pp}; use 0 to {layout.pp - 1}": not 0 <= stage < layout.pp,
+        "implementation=transformer_engine has kernels of its own, which fake tensors do not run; its predictions are "
+        "compared with measured rows (docs/accuracy.md)": layout.implementation == "transformer_engine",
+    }
+    refuse(reasons, ProbeError)
     began = time.perf_counter()
     layers = len(stage_layers(plan.model, layout, stage)) / layout.vp
     # In such models input gradients outlive their layer. Backward then exceeds the loss only at larger depths, so the
@@ -99,18 +99,20 @@ def _trace(plan: Plan, stage: int) -> MemorySnapshot:
 
 def render(plan: Plan, found: Sequence[ProbeResult]) -> str:
     """A table of measured and predicted GiB, one line per stage and quantity."""
-    layout = plan.layout
+    layout, all_states = plan.layout, all(each.with_states for each in found)
+    rows = [
+        (each.stage, name, getattr(each.measured, name), getattr(each.predicted, name), error)
+        for each in found
+        for name, error in (("states", each.states_error), ("activations", each.activations_error))
+        if error is not None
+    ]
     lines = [
         f"{plan.model.name}, {describe(layout)}: {layout.implementation} on fake tensors",
         f"  {'stage':<6}{'':14}{'measured':>10}{'predicted':>11}{'error':>8}   GiB",
+        *(
+            f"  {stage:<6}{name:<14}{to_gib(measured):>10.2f}{to_gib(expected):>11.2f}{error:>+8.1%}"
+            for stage, name, measured, expected, error in rows
+        ),
+        *["  DeepSpeed's states are measured on real processes: docs/deepspeed-bytes.md"] * (not all_states),
     ]
-    for each in found:
-        rows = [("states", each.measured.states, each.predicted.states)] if each.with_states else []
-        rows += [("activations", each.measured.activations, each.predicted.activations)]
-        for name, measured, expected in rows:
-            error = f"{expected / measured - 1:+.1%}"
-            values = f"{to_gib(measured):>10.2f}{to_gib(expected):>11.2f}{error:>8}"
-            lines.append(f"  {each.stage:<6}{name:<14}{values}")
-    if not all(each.with_states for each in found):
-        lines.append("  DeepSpeed's states are measured on real processes: docs/deepspeed-bytes.md")
     return "\n".join(lines)

@@ -64,7 +64,7 @@ class DataParallel(ModelParallelStrategy):
                 model = whole_model(self._spec, layout.zero_stage, self.dtype, device)
         if lora is not None and partitioned:
             freeze_partitioned(model, self.rundir, lora)
-        self.chunked = prepare(model, self.rundir)
+        self.chunked = prepare(model, self.rundir.plan, self.rundir.run.data.packing)
         return model
 
     def random_weights(self) -> TensorSource | None:

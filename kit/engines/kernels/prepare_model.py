@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kit.emit.run_directory import RunDirectory
 from kit.engines.huggingface.expert_autocast import cast_experts
 from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
 from kit.engines.huggingface.packed_attention import attend_by_document
@@ -20,18 +19,20 @@ from kit.engines.kernels.offloaded_inputs import offload_inputs
 from kit.engines.kernels.selective_recompute import contexts
 from kit.engines.kernels.tiled_mlp import tile_mlps
 from kit.engines.protocol import MicroBatch
+from kit.planner.plan import Plan
 from kit.specs.layout import Layout
 
 
-def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
-    """Turn on recompute, tiled MLPs, attention within documents and compiled blocks, as the plan says. Returns the
-    chunked loss, or None if the plan has none. Raises EngineError if the model or the machine does not support it."""
-    plan, layout = rundir.plan, rundir.plan.layout
+def prepare(model: PreTrainedModel, plan: Plan, packing: bool) -> ChunkedLoss | None:
+    """Turn on recompute, tiled MLPs, attention within documents (``packing``) and compiled blocks, as the plan says.
+    Returns the chunked loss, or None if the plan has none. Raises EngineError if the model or the machine does not
+    support it."""
+    layout = plan.layout
     cast_experts(model)
     recompute(model, layout)
     if layout.tiled_mlp:
         tile_mlps(model)
-    if rundir.run.data.packing:
+    if packing:
         attend_by_document(model, plan.model, split=layout.cp > 1)
     if layout.compile_layers:
         compile_layers(model)

@@ -5,8 +5,8 @@ Its rooms, in the order in which data walks:
     versions, cpu                 patches, on every device and without CUDA
     model                         layers without Transformer Engine
     weights, resharding           Hugging Face's tensors ↔ Megatron's, on any layout
-    adapters, prediction_heads, routing
-                                  LoRA, multi-token prediction, balancing
+    adapters, chunks, prediction_heads, routing
+                                  LoRA, the part of a rank, multi-token prediction, balancing
     optimizer, muon               megatron-core's optimizers
     microbatches, engine          steps
 """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
@@ -17,9 +17,9 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, frozen_weights
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.kernels.loss import sums_by_set
-from kit.engines.megatron.adapters import add_adapters
+from kit.engines.megatron.chunks import distributed_chunks
 from kit.engines.megatron.microbatches import forward, length_unit, pad_to_longest, pad_to_whole_rounds
-from kit.engines.megatron.model.build import build_chunks, transformer_config
+from kit.engines.megatron.model.build import transformer_config
 from kit.engines.megatron.muon import mark_matrices
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.prediction_heads import PredictionHeads
@@ -65,15 +65,8 @@ class MegatronEngine(Engine):
         model_parallel_cuda_manual_seed(rundir.run.seed)
         self._config = transformer_config(settings["transformer_config"])
         ddp_config = DistributedDataParallelConfig(**settings["distributed_data_parallel"])
-        chunks = build_chunks(plan.model, self._config, settings["model"], plan.layout.implementation)
-        if lora := plan.job.lora:
-            adapters = adapter_shapes(plan.model, lora)
-            add_adapters(chunks, self._config, plan.model, lora, adapters)
-        self._chunks = [
-            # Only the first chunk has several buckets, as in megatron.training: later chunks reduce while others run.
-            DistributedDataParallel(self._config, ddp_config, chunk, disable_bucketing=index > 0)
-            for index, chunk in enumerate(chunks)
-        ]
+        adapters = {} if plan.job.lora is None else adapter_shapes(plan.model, plan.job.lora)
+        self._chunks = distributed_chunks(plan, self._config, ddp_config, settings["model"], adapters)
         self._routing = MegatronRouting(plan.model, self._config, self._chunks)
         self._prediction_heads = PredictionHeads(self._config)
         self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
@@ -94,7 +87,7 @@ class MegatronEngine(Engine):
         self._states = {groups.state for groups in (dense, experts) if isinstance(groups.state, LocalState)}
         path, source = rundir.run.model_path, RandomSource(plan.model, rundir.run.seed)
         resharder = partial(HfResharder, plan.model, self._config, self._chunks)
-        if lora:
+        if plan.job.lora is not None:
             resharder(*frozen_groups()).load(StateKind.MASTER, frozen_weights(rundir))
             self._resharder = resharder(dense, experts, (adapter_params(plan.model, adapters), adapters))
             self.import_state(StateKind.MASTER, InitialAdapters(adapters, rundir.run.seed))

@@ -98,7 +98,7 @@ class TorchEngine(HuggingFaceEngine):
         if plan.job.precision == "fp8":
             # Rows have different lengths in every objective except pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
-        self._chunked = prepare(self._model, rundir)
+        self._chunked = prepare(self._model, plan, rundir.run.data.packing)
         self._context = ContextParallel(self._model, plan.layout) if plan.layout.cp > 1 else None
         group = None if self._context is None else self._context.group
         self._routing = HfRouting(self._model, plan.model, plan.job, plan.layout.dp, self._device, group)
