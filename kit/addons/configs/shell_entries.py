@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from kit.addons.configs.entries import UNRESOLVED, Entry, Source
 from kit.addons.configs.tables import tables
+from kit.addons.lint.commands import plain_name
 from kit.addons.lint.shell_words import Line, Word, shell_lines
 from kit.errors import SpecError
 
@@ -46,11 +47,6 @@ def _source(text: str, name: str, line: Line, at: int, start: tuple[str, ...]) -
     return Source(name, text, "shell", entries, " ".join(start), last.end)
 
 
-def plain(flag: str) -> str:
-    """``--num-layers`` and ``--num_layers`` are one key."""
-    return flag.lstrip("-+").replace("-", "_")
-
-
 _HYDRA = re.compile(r"[+~]*[A-Za-z_][\w.]*=")
 _TYRO = "activation-checkpoint:"
 """torchtitan's flag for the class of a part, which follows a switch too."""
@@ -67,12 +63,12 @@ def _flags(text: str, words: Sequence[Word]) -> Iterator[tuple[str, Entry]]:
     for at, following in pairwise([*flags, len(words)]):
         flag = words[at]
         sign = ":" if (flag.value or "").startswith(_TYRO) else "="
-        key, equals, value = (flag.value or "").partition(sign)
+        key, equals, value = (flag.value or "").lstrip("+").partition(sign)
         if equals:
             length = len(text[flag.start : flag.end].partition(sign)[2])
-            yield plain(key), _entry(text, [Word(value, flag.end - length, flag.end, flag.own)])
+            yield plain_name(key), _entry(text, [Word(value, flag.end - length, flag.end, flag.own)])
         elif key:
-            yield plain(key), _entry(text, words[at + 1 : following], flag)
+            yield plain_name(key), _entry(text, words[at + 1 : following], flag)
 
 
 def _entry(text: str, words: Sequence[Word], flag: Word | None = None) -> Entry:

@@ -187,13 +187,12 @@ def _by_sizes(given: Mapping[str, Any]) -> ModelSpec:
         **sizes,
     }
     norms = bool(whole.pop("qk_norm", None))
-    if sizes.get("num_experts"):
-        whole |= {
-            "family": ("mixtral", "qwen3_moe")[norms],
-            "moe_ffn_hidden_size": sizes.get("moe_ffn_hidden_size", ffn),
-        }
-    else:
-        whole |= {"family": "qwen3" if norms and gated else sizes["family"], "experts_per_token": 0}
+    dense = {"family": "qwen3" if norms and gated else sizes["family"], "experts_per_token": 0}
+    of_experts = {
+        "family": ("mixtral", "qwen3_moe")[norms],
+        "moe_ffn_hidden_size": sizes.get("moe_ffn_hidden_size", ffn),
+    }
+    whole |= of_experts if sizes.get("num_experts") else dense
     return strict_yaml.parse(ModelSpec, whole, strict_yaml.Document("the file", {}, {}))
 
 
@@ -353,15 +352,14 @@ def _job(given: Mapping[str, Any], model: ModelSpec, layout: Layout, length: int
         grpo["vllm_gpu_memory_utilization"] = given.get("vllm.share", 0.3)
     # on torch and Megatron fp16 takes as many bytes as bf16, with which kit has figures
     precision = str(given.get("job.precision", "fp32"))
+    objective = given.get("job.objective", "sft")
     data = {
-        "objective": given.get("job.objective", "sft"),
-        "seq_length": length,
+        "objective": objective,
+        "seq_length": max(length, 1 + grpo.get("max_completion_length", 512)) if objective == "grpo" else length,
         "global_batch_size": layout.global_batch_size,
         "precision": "bf16" if precision == "fp16" and layout.engine != "deepspeed" else precision,
         "optimizer": {"name": given.get("job.optimizer.name", "adamw")},
         "lora": {key: value for key, value in lora.items() if value is not None} if given.get("job.lora") else None,
+        "grpo": {key: value for key, value in grpo.items() if value is not None} if objective == "grpo" else None,
     }
-    if data["objective"] == "grpo":
-        data["grpo"] = {key: value for key, value in grpo.items() if value is not None}
-        data["seq_length"] = max(length, 1 + grpo.get("max_completion_length", 512))
     return strict_yaml.parse(JobSpec, data, strict_yaml.Document("the file", {}, {}))

@@ -62,15 +62,20 @@ def _on_torch(plan: Plan) -> bool:
 
 def _fine_tunes(plan: Plan) -> bool:
     """Whether programs for Hugging Face models train the plan: all ranks data-parallel, by DeepSpeed, DDP or FSDP2."""
-    job, layout = plan.job, plan.layout
-    adapted = job.lora is None or (
-        (job.lora.targets == "all-linear" or bool(job.lora.target_modules))
-        and not (job.lora.rank_pattern or job.lora.alpha_pattern)
-    )
-    known = job.objective in ("pretrain", "sft") and job.precision != "fp8" and job.optimizer.name == "adamw"
-    known = known and not {name for name in _UNSAID if getattr(layout, name) != DEFAULTS[name]}
+    job, layout, lora = plan.job, plan.layout, plan.job.lora or LoraSpec(targets="all-linear")
     of_torch = _on_torch(plan) and layout.tp == 1 and layout.recompute != "selective"
-    return adapted and known and plan.cluster.gpu.device == "cuda" and (for_trainer(plan) or of_torch)
+    needs = (
+        job.objective in _OBJECTIVES,
+        job.precision != "fp8",
+        job.optimizer.name == "adamw",
+        lora.targets == "all-linear" or lora.target_modules,
+        not lora.rank_pattern,
+        not lora.alpha_pattern,
+        all(getattr(layout, name) == DEFAULTS[name] for name in _UNSAID),
+        plan.cluster.gpu.device == "cuda",
+        of_torch or for_trainer(plan),
+    )
+    return all(needs)
 
 
 def _loads_in_fp32(plan: Plan) -> bool:
@@ -143,9 +148,15 @@ def ms_swift(plan: Plan) -> dict[str, Any]:
 
 def for_torchtitan(plan: Plan) -> bool:
     """Whether torchtitan has the model, and shards it as the plan does: DDP or FSDP2, with tensor parallelism."""
-    plain = plan.job.lora is None and plan.job.objective == "pretrain" and plan.job.precision in ("bf16", "fp32")
-    plain = plain and not plan.layout.autocast
-    return plan.model.name in _TITAN and plain and _on_torch(plan)
+    needs = (
+        plan.model.name in _TITAN,
+        plan.job.lora is None,
+        plan.job.objective == "pretrain",
+        plan.job.precision in ("bf16", "fp32"),
+        not plan.layout.autocast,
+        _on_torch(plan),
+    )
+    return all(needs)
 
 
 def torchtitan_arguments(plan: Plan) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kit.emit.derived_file import DerivedFile
@@ -158,14 +159,10 @@ def _job_arguments(plan: Plan) -> list[Args]:
     ]
 
 
-def _same(*expected: Any) -> Callable[[Any, Mapping[str, Any]], Args]:
+def _same(expected: tuple[Any, ...], value: Any, _: Mapping[str, Any]) -> Args:
     """No flag: these values are Megatron-LM's behaviour without a flag."""
-
-    def args(value: Any, _: Mapping[str, Any]) -> Args:
-        assert value in expected, (value, expected)
-        return []
-
-    return args
+    assert value in expected, (value, expected)
+    return []
 
 
 def _per_token_loss(value: Any, config: Mapping[str, Any]) -> Args:
@@ -213,8 +210,8 @@ _FLAGS: dict[str, str | Callable[[Any, Mapping[str, Any]], Args]] = {
     ),
     "transformer_config.calculate_per_token_loss": _per_token_loss,
     "transformer_config.bf16": "--bf16",
-    "transformer_config.params_dtype": _same(*_DTYPES),
-    "transformer_config.pipeline_dtype": _same(*_DTYPES),
+    "transformer_config.params_dtype": partial(_same, _DTYPES),
+    "transformer_config.pipeline_dtype": partial(_same, _DTYPES),
     "transformer_config.tensor_model_parallel_size": "--tensor-model-parallel-size",
     "transformer_config.pipeline_model_parallel_size": "--pipeline-model-parallel-size",
     "transformer_config.context_parallel_size": "--context-parallel-size",
@@ -245,9 +242,9 @@ _FLAGS: dict[str, str | Callable[[Any, Mapping[str, Any]], Args]] = {
     "transformer_config.expert_tensor_parallel_size": "--expert-tensor-parallel-size",
     "transformer_config.window_size": lambda value, _: ["--window-size", ",".join(map(str, value))],
     # arguments.py sets all three for interleaved stages, and frees outputs by default.
-    "transformer_config.deallocate_pipeline_outputs": _same(True),
-    "transformer_config.overlap_p2p_comm": _same(True),
-    "transformer_config.batch_p2p_comm": _same(False),
+    "transformer_config.deallocate_pipeline_outputs": partial(_same, (True,)),
+    "transformer_config.overlap_p2p_comm": partial(_same, (True,)),
+    "transformer_config.batch_p2p_comm": partial(_same, (False,)),
     "transformer_config.recompute_granularity": "--recompute-granularity",
     "transformer_config.recompute_method": "--recompute-method",
     "transformer_config.recompute_num_layers": "--recompute-num-layers",
@@ -294,7 +291,7 @@ _FLAGS: dict[str, str | Callable[[Any, Mapping[str, Any]], Args]] = {
     "optimizer.fp8_recipe": _OF_ANOTHER,
     "optimizer.reuse_grad_buf_for_mxfp8_param_ag": _OF_ANOTHER,
     "optimizer.bf16": _OF_ANOTHER,
-    "optimizer.params_dtype": _same(*_DTYPES),
+    "optimizer.params_dtype": partial(_same, _DTYPES),
     "optimizer.use_distributed_optimizer": _OF_ANOTHER,
 }
 """Key of megatron.yaml → its flag, with the value or, for a switch that is on, without; or the words for a value beside
