@@ -304,6 +304,29 @@ DAMAGES = {
         lambda root: change(root / STATES.format(1), lambda loaded: loaded.update(global_steps=2)),
         "has files of step 3 and of step 2",
     ),
+    "a moment of one group alone": (
+        "trainer-zero-2",
+        lambda root: change(
+            root / OPTIM.format(1),
+            lambda loaded: loaded["optimizer_state_dict"]["base_optimizer_state"]["state"][0].pop("exp_avg_sq"),
+        ),
+        "has exp_avg_sq of some parameter groups only",
+    ),
+    "a moment of another size": (
+        "trainer-zero-2",
+        lambda root: change(
+            root / OPTIM.format(1),
+            lambda loaded: loaded["optimizer_state_dict"]["base_optimizer_state"]["state"][1].update(
+                exp_avg=torch.zeros(3)
+            ),
+        ),
+        "sizes of weights and moments differ in group 1",
+    ),
+    "tensor parallelism": (
+        "trainer-zero-3",
+        lambda root: shutil.copy(root / STATES.format(0), root / STATES.format(0).replace("mp_rank_00", "mp_rank_01")),
+        r"has 2 model-parallel ranks \(mp_rank_00",
+    ),
     "a truncated archive": (
         "trainer-zero-3",
         lambda root: edit(root / OPTIM.format(0), lambda content: content[: len(content) // 2]),

@@ -301,13 +301,23 @@ def test_a_damaged_file(saved, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_smaller_model(saved, tmp_path):
-    """Not its first layers either."""
-    spec, _, root, _ = saved()
-    hf_config(dataclasses.replace(spec, num_layers=3)).save_pretrained(tmp_path / "small")
+@pytest.mark.parametrize(
+    ("form", "sizes", "to", "said"),
+    [
+        ("megatron", {"num_layers": 3}, "hf", r"has shape \[4, .* and \[3, .* in the model"),
+        *(
+            ("dcp", {"ffn_hidden_size": 96}, to, r"mlp\.\w+\.weight has shape .* and .*96.* in the model")
+            for to in ("hf", "step", "universal", "megatron")
+        ),
+    ],
+)
+def test_a_model_of_other_sizes(saved, tmp_path, form, sizes, to, said):
+    """Not its first layers either; and before a format's own code reads a tensor."""
+    hf_config(dataclasses.replace(saved()[0], **sizes)).save_pretrained(tmp_path / "other")
+    convert(saved()[2] / "step-00000002", form, tmp_path / "theirs")
     assert re.search(
-        r"has shape \[4, .* and \[3, .* in the model",
-        refusal(KitError, convert, theirs(root, tmp_path), "hf", tmp_path / "out", model=str(tmp_path / "small")),
+        said,
+        refusal(KitError, convert, tmp_path / "theirs", to, tmp_path / "out", model=str(tmp_path / "other")),
     )
 
 

@@ -178,6 +178,14 @@ DAMAGES = {
         lambda root: (root / RANK).unlink(),
         "TP=2 PP=2 and mp_rank_01_000/model_optim_rng.pt is missi",
     ),
+    "a rank too many": (
+        lambda root: shutil.copytree((root / RANK).parent, (root / RANK).parents[1] / "mp_rank_02_000"),
+        "has files of 5 ranks and was written with TP=2 PP=2",
+    ),
+    "a third number of a rank": (
+        lambda root: (root / RANK).parent.rename((root / RANK).parents[1] / "mp_rank_01_000_001"),
+        "with expert parallelism, of which kit does not read this format",
+    ),
     "mixed iterations": (
         lambda root: change(root / RANK, lambda loaded: loaded.update(iteration=3)),
         "mp_rank_01_000/model_optim_rng.pt is of iteration 3 and its name says 2",

@@ -6,15 +6,11 @@ import pytest
 import torch
 
 from kit.addons.importers.deepspeed import _cut_parameters, _joined, _stretch
-from kit.addons.importers.stored import StoredState, StoredTensor
-from kit.addons.importers.tensors import sources
+from kit.addons.importers.stored import StoredState, stored
+from kit.addons.importers.tensors import sources, steps_of
 from kit.engines.protocol import StateKind
 from tests.support import tiny
 from tests.support.refusals import refusal
-
-
-def stored(tensor: torch.Tensor) -> StoredTensor:
-    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor)
 
 
 def test_fused_experts_are_read_one_by_one():
@@ -23,7 +19,7 @@ def test_fused_experts_are_read_one_by_one():
     experts, rows, columns = model.num_experts, model.ffn_hidden_size, model.hidden_size
     fused = torch.arange(experts * 2 * rows * columns, dtype=torch.float32).view(experts, 2 * rows, columns)
     layer = "model.layers.0.mlp.experts"
-    source = sources(StoredState({f"module.{layer}.gate_up_proj": stored(fused)}), model)[StateKind.MASTER]
+    source = sources(StoredState({f"module.{layer}.gate_up_proj": stored(fused.detach)}), model)[StateKind.MASTER]
     for number in range(experts):
         gate, up = (f"model.layers.0.block_sparse_moe.experts.{number}.{name}.weight" for name in ("w1", "w3"))
         assert source.shape(gate) == (rows, columns)
@@ -47,3 +43,15 @@ def test_stage_3_cuts_each_parameter_into_parts_that_are_rounded_up(groups):
 @pytest.mark.parametrize(("start", "length"), [(-1, 2), (3, 3), (5, 1)])
 def test_elements_that_no_rank_has_are_refused(start, length):
     assert "of 5" in refusal(ValueError, _stretch, [torch.arange(2), torch.arange(3)], start, length)
+
+
+@pytest.mark.parametrize(
+    ("groups", "steps"),
+    [
+        ([{"params": [0], "step": 3}, {"params": []}], {3}),
+        ([{"params": [0], "step": 3}, {"params": [], "step": 1}], {3}),  # optimizers pass over it: its count stays
+        ([{"params": [0], "step": 2}, {"step": torch.tensor(5.0)}], {2, 3, 5}),
+    ],
+)
+def test_every_parameter_and_group_that_has_any_says_adams_steps(groups, steps):
+    assert steps_of({"state": {0: {"step": torch.tensor(3.0)}, 1: {}}, "param_groups": groups}) == steps

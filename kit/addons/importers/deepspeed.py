@@ -24,11 +24,12 @@ from typing import Any
 import torch
 
 from kit.addons.importers.opaque import Opaque
-from kit.addons.importers.stored import StoredState, StoredTensor, described, tagged, zeros
-from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step
+from kit.addons.importers.stored import StoredState, StoredTensor, described, stored, tagged, zeros
+from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step, steps_of
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
+from kit.specs.text import refuse
 from kit.training.counters import START
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -58,6 +59,7 @@ _CLASSES = [
 class _RankState:
     """One rank's flat groups, of each kind of state."""
 
+    stage: int
     groups: Mapping[StateKind, list[torch.Tensor]]
     steps: int | None
     adam: list[dict[str, Any]]
@@ -72,7 +74,7 @@ def deepspeed_files(directory: Path) -> list[Path]:
 
 def deepspeed_directory(directory: Path) -> Path | None:
     """``directory`` if it is a DeepSpeed checkpoint, or the one in it that ``latest`` names; otherwise None."""
-    return next((each for each in tagged(directory, "latest") if each.is_dir() and deepspeed_files(each)), None)
+    return tagged(directory, "latest", lambda each: each.is_dir() and bool(deepspeed_files(each)))
 
 
 def read_deepspeed(directory: Path) -> StoredState:
@@ -90,14 +92,15 @@ def _read(directory: Path) -> StoredState:
     if stage3:
         _complete(directory, set(models), ranks, "model_states")
     states = [first, *(load_file(path) for path in list(models.values())[1:])]
-    if different := next((state for state in states if int(state["global_steps"]) != step), None):
-        raise CheckpointError(
-            f"{directory} has files of step {step} and of step {different['global_steps']}: ranks wrote different "
-            f"steps into it; take another checkpoint"
-        )
+    mixed = {
+        f"{directory} has files of step {step} and of step {state['global_steps']}: ranks wrote different steps into "
+        f"it; take another checkpoint": int(state["global_steps"]) != step
+        for state in states
+    }
+    refuse(mixed, CheckpointError)
     counters = dataclasses.replace(START, step=step, samples_seen=max(0, int(first.get("global_samples") or 0)))
     layout: dict[str, int | str] = {"world_size": ranks * int(first.get("mp_world_size") or 1), "dp": ranks}
-    own = {name: _stored(value) for name, value in (first["module"] or {}).items() if value.is_floating_point()}
+    own = {name: stored(value.detach) for name, value in (first["module"] or {}).items() if value.is_floating_point()}
     optimizer = (
         _by_rank(directory, _OPTIMIZER) if any("_optim_" in path.name for path in deepspeed_files(directory)) else {}
     )
@@ -110,36 +113,33 @@ def _read(directory: Path) -> StoredState:
         weights = {name: tensor for name, tensor in own.items() if name not in shared}
         return StoredState(weights, {}, counters, layout | {"zero_stage": 0}, notes=("no file of an optimizer",))
     _complete(directory, set(optimizer), ranks, "optim_states")
-    ranks_states, stage = [], 0
-    for path in optimizer.values():
-        with described(path, "DeepSpeed"):
-            loaded = load_file(path)["optimizer_state_dict"]
-            stage = int(loaded.get("zero_stage", 1))  # BF16_Optimizer, of stage 1, does not say it
-            ranks_states.append(_rank_state(path, loaded, stage))
+    ranks_states = [_rank_state(path) for path in optimizer.values()]
+    stage = ranks_states[-1].stage
     shapes = [{name: tuple(shape) for name, shape in group.items()} for group in first["param_shapes"]]
     flat = {name: shape for group in shapes for name, shape in group.items()}
     kinds = set.intersection(*(set(state.groups) for state in ranks_states))
-    notes: list[str] = []
     steps = one_step(directory, (state.steps for state in ranks_states))
-    if not kinds.issuperset(MOMENTS) or steps is None:
-        missing = [kind.value for kind in MOMENTS if kind not in kinds] or ["step"]
-        notes.append(f"Adam's {' and '.join(missing)} is missing: weights only")
+    missing = [kind.value for kind in MOMENTS if kind not in kinds] or ["step"] * (steps is None)
     frozen = _frozen(states, own, flat)
     whole: dict[StateKind, dict[str, StoredTensor]] = {}
-    for kind in (StateKind.MASTER, *(MOMENTS if not notes else ())):
+    for kind in (StateKind.MASTER, *(() if missing else MOMENTS)):
         groups = [state.groups[kind] for state in ranks_states]
         parts = _cut_parameters(shapes, groups) if stage == 3 else _cut_groups(shapes, groups, ranks_states)
         others = frozen if kind is StateKind.MASTER else {name: zeros(tensor.shape) for name, tensor in frozen.items()}
         whole[kind] = {name: _joined(name, flat[name], parts[name]) for name in flat} | others
-    if frozen:
-        notes.append(f"{len(frozen)} tensors were frozen and have no moments; zeros stand for these")
     buffers = {name: own[name] for name in first.get("buffer_names") or () if name in own}
     weights = whole.pop(StateKind.MASTER) | buffers
     counters = dataclasses.replace(counters, optimizer_steps=min(steps or 0, step) if whole else 0)
-    if steps is not None and steps != step - int(first.get("skipped_steps") or 0):
-        notes.append(f"Adam made {steps} of {step} steps: check that all files are of one checkpoint")
     layout |= {"zero_stage": stage, "precision": _precision(first.get("ds_config"))}
-    return StoredState(weights, whole, counters, layout, ranks_states[0].adam, tuple(notes))
+    notes = {
+        f"Adam's {' and '.join(missing)} is missing: weights only": missing,
+        f"{len(frozen)} tensors were frozen and have no moments; zeros stand for these": frozen,
+        f"Adam made {steps} of {step} steps: check that all files are of one checkpoint": (
+            steps not in (None, step - int(first.get("skipped_steps") or 0))
+        ),
+    }
+    said = tuple(note for note, holds in notes.items() if holds)
+    return StoredState(weights, whole, counters, layout, ranks_states[0].adam, said)
 
 
 def load_file(path: Path) -> Any:
@@ -150,18 +150,14 @@ def load_file(path: Path) -> Any:
 def _by_rank(directory: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
     """Data-parallel rank → file. Raises CheckpointError for tensor and pipeline parallelism."""
     found = [(match, path) for path in deepspeed_files(directory) if (match := pattern.fullmatch(path.name))]
-    if not found:
-        kind = "model_states" if pattern is _MODEL else "optim_states"
-        raise CheckpointError(
-            f"{directory} has no mp_rank_…_{kind}.pt that kit reads: pipeline modules and experts of DeepSpeed's own "
-            f"have other files; convert it with DeepSpeed's ds_to_universal.py and give its output"
-        )
-    if any(int(match[2]) for match, _ in found):
-        tp = len({match[2] for match, _ in found})
-        raise CheckpointError(
-            f"{directory} has {tp} model-parallel ranks (mp_rank_00 …): kit reads data parallelism alone; convert it "
-            f"with DeepSpeed's ds_to_universal.py and give its output"
-        )
+    kind, tp = "model_states" if pattern is _MODEL else "optim_states", {match[2] for match, _ in found}
+    reasons = {
+        f"{directory} has no mp_rank_…_{kind}.pt that kit reads: pipeline modules and experts of DeepSpeed's own have "
+        f"other files; convert it with DeepSpeed's ds_to_universal.py and give its output": not found,
+        f"{directory} has {len(tp)} model-parallel ranks (mp_rank_00 …): kit reads data parallelism alone; convert it "
+        f"with DeepSpeed's ds_to_universal.py and give its output": any(map(int, tp)),
+    }
+    refuse(reasons, CheckpointError)
     return {int(match[1] or 0): path for match, path in sorted(found, key=lambda each: int(each[0][1] or 0))}
 
 
@@ -175,27 +171,37 @@ def _complete(directory: Path, present: set[int], ranks: int, kind: str) -> None
         )
 
 
-def _rank_state(path: Path, loaded: Mapping[str, Any], stage: int) -> _RankState:
-    masters = loaded["fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"]
-    adam = loaded.get("optimizer_state_dict" if stage == 3 else "base_optimizer_state") or {}
-    if not isinstance(adam, dict):
-        raise CheckpointError(f"{path} is an elastic checkpoint of DeepSpeed, which kit does not read; save without it")
-    state, param_groups = adam.get("state") or {}, adam.get("param_groups") or []
-    groups = {StateKind.MASTER: [tensor.detach().flatten() for tensor in masters]}
-    for kind in MOMENTS:
-        values = [state.get(number, {}).get(kind.value) for number in range(len(masters))]
-        present = [value is not None for value in values]
-        if any(present) and not all(present):
-            raise CheckpointError(f"{path} has {kind.value} of some parameter groups only; take another checkpoint")
-        if all(present):
-            groups[kind] = [tensor.detach().flatten() for tensor in values]
-    for tensors in groups.values():
-        for number, tensor in enumerate(tensors):
-            if tensor.numel() != groups[StateKind.MASTER][number].numel():
-                raise CheckpointError(f"{path}: sizes of weights and moments differ in group {number}; copy it again")
-    counts = [each.get("step") for each in (*state.values(), *param_groups)]
-    steps = one_step(path, (int(count) for count in counts if count is not None))
-    return _RankState(groups, steps, hyperparameters(param_groups), loaded.get("param_slice_mappings"))
+def _rank_state(path: Path) -> _RankState:
+    with described(path, "DeepSpeed"):
+        loaded = load_file(path)["optimizer_state_dict"]
+        stage = int(loaded.get("zero_stage", 1))  # BF16_Optimizer, of stage 1, does not say it
+        masters = loaded["fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"]
+        adam = loaded.get("optimizer_state_dict" if stage == 3 else "base_optimizer_state") or {}
+        if not isinstance(adam, dict):
+            raise CheckpointError(
+                f"{path} is an elastic checkpoint of DeepSpeed, which kit does not read; save without it"
+            )
+        state, param_groups = adam.get("state") or {}, adam.get("param_groups") or []
+        moments = {kind: [state.get(n, {}).get(kind.value) for n in range(len(masters))] for kind in MOMENTS}
+        incomplete = {
+            f"{path} has {kind.value} of some parameter groups only; take another checkpoint": (
+                len({each is None for each in values}) > 1
+            )
+            for kind, values in moments.items()
+        }
+        refuse(incomplete, CheckpointError)
+        whole = {kind: values for kind, values in moments.items() if all(each is not None for each in values)}
+        found = {StateKind.MASTER: masters, **whole}
+        groups = {kind: [tensor.detach().flatten() for tensor in values] for kind, values in found.items()}
+        sizes = [{tensor.numel() for tensor in of_kinds} for of_kinds in zip(*groups.values(), strict=True)]
+        uneven = {
+            f"{path}: sizes of weights and moments differ in group {number}; copy it again": len(of_group) > 1
+            for number, of_group in enumerate(sizes)
+        }
+        refuse(uneven, CheckpointError)
+        steps = one_step(path, steps_of(adam))
+        mappings = loaded.get("param_slice_mappings")
+        return _RankState(stage, groups, steps, hyperparameters(param_groups), mappings)
 
 
 _Shapes = Sequence[Mapping[str, Sequence[int]]]
@@ -267,12 +273,8 @@ def _frozen(
         elif name not in trained:
             parts = [state["frozen_param_fragments"][name].flatten() for state in states]
             whole = torch.cat(parts)[: math.prod(shape)].reshape(tuple(shape))
-            found[name] = _stored(whole)
+            found[name] = stored(whole.detach)
     return found
-
-
-def _stored(tensor: torch.Tensor) -> StoredTensor:
-    return StoredTensor(tuple(tensor.shape), tensor.dtype, tensor.detach)
 
 
 def _precision(config: Any) -> str:

@@ -5,13 +5,12 @@ Each is an entry point of ``kit.checkpoint_formats`` (pyproject.toml).
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from kit.addons.importers import deepspeed, kit_native, peft, torch_dcp, torchtitan, universal
 from kit.addons.importers.megatron import opened as megatron
 from kit.addons.importers.model_of import model_of
-from kit.addons.importers.stored import FoundState, found_in, read_weights, with_trainer_state
+from kit.addons.importers.stored import FoundState, StoredState, found_in, read_weights, with_trainer_state
 from kit.addons.importers.tensors import sources
 from kit.addons.importers.to_universal import write_universal
 from kit.addons.importers.torch_dist import Checkpoint
@@ -31,19 +30,14 @@ def _open(path: Path, found: FoundState, model: str | None) -> Opened:
     return Opened(spec, state.counters, sources(state, spec, lora is not None), lora, state.notes)
 
 
-def _universal(path: Path) -> FoundState | None:
-    return found_in(universal.universal_directory(path), "DeepSpeed: universal checkpoint", universal.read_universal)
-
-
 def _deepspeed(path: Path) -> FoundState | None:
     directory = deepspeed.deepspeed_directory(path)
-    if directory is None:
-        return None
     trainer = (path / "trainer_state.json").is_file()
-    accelerate = directory.name == "pytorch_model"  # the tag that Accelerator.save_state chooses
+    accelerate = (
+        directory is not None and directory.name == "pytorch_model"
+    )  # the tag that Accelerator.save_state chooses
     program = "Hugging Face Trainer with DeepSpeed" if trainer else f"{'accelerate with ' * accelerate}DeepSpeed"
-
-    return FoundState(program, directory, state=lambda: with_trainer_state(deepspeed.read_deepspeed(directory), path))
+    return found_in(directory, program, lambda found: with_trainer_state(deepspeed.read_deepspeed(found), path))
 
 
 def _distributed(path: Path) -> FoundState | None:
@@ -58,33 +52,39 @@ def _distributed(path: Path) -> FoundState | None:
         trainer = (path / "trainer_state.json").is_file()
         program = "Hugging Face Trainer with FSDP" if trainer else "accelerate: FSDP, sharded"
 
-        return FoundState(
-            program, path, state=lambda: with_trainer_state(torch_dcp.read_distributed(directories), path)
-        )
-    if (directory := megatron.torch_dist_directory(path)) is None:
-        return None
-    titan = torchtitan.EMBEDDING in Checkpoint(directory).tensors
-    program = "torchtitan: torch.distributed.checkpoint" if titan else "torch.distributed.checkpoint"
-    return FoundState(program, directory, state=partial(torch_dcp.read_distributed, [directory]))
+        return found_in(path, program, lambda _: with_trainer_state(torch_dcp.read_distributed(directories), path))
+    directory = megatron.torch_dist_directory(path)
+    titan = directory is not None and torchtitan.EMBEDDING in Checkpoint(directory).tensors
+    program = f"{'torchtitan: ' * titan}torch.distributed.checkpoint"
+    return found_in(directory, program, lambda found: torch_dcp.read_distributed([found]))
 
 
-def _peft(path: Path) -> FoundState | None:
-    stems = ("adapter_model.safetensors", "adapter_model.bin")
-    directory = path if (path / peft.CONFIG).is_file() else None
-    return found_in(directory, "peft: adapters", lambda found: read_weights(weight_files(found, *stems)))
+def _read_peft(path: Path) -> StoredState:
+    return read_weights(weight_files(path, "adapter_model.safetensors", "adapter_model.bin"))
 
 
-def _file(path: Path) -> FoundState | None:
-    file = path if path.is_file() else None
-    return found_in(file, "one file of tensors", lambda found: read_weights(dict.fromkeys(file_names(found), found)))
+def _read_file(path: Path) -> StoredState:
+    return read_weights(dict.fromkeys(file_names(path), path))
 
 
-FILE = Format("file", "*.safetensors as a file", _file, priority=1)
+FILE = Format(
+    "file",
+    "*.safetensors as a file",
+    lambda path: found_in(path if path.is_file() else None, "one file of tensors", _read_file),
+    priority=1,
+)
 NATIVE = Format(
     "kit-native", "exchange.json (an earlier kit)", kit_native.recognise, kit_native.open_native, priority=10
 )
 UNIVERSAL = Format(
-    "universal", "zero/*/fp32.pt (DeepSpeed, universal)", _universal, _open, write_universal, priority=20
+    "universal",
+    "zero/*/fp32.pt (DeepSpeed, universal)",
+    lambda path: found_in(
+        universal.universal_directory(path), "DeepSpeed: universal checkpoint", universal.read_universal
+    ),
+    _open,
+    write_universal,
+    priority=20,
 )
 DEEPSPEED = Format("deepspeed", "*_model_states.pt (DeepSpeed)", _deepspeed, _open, priority=30)
 MEGATRON = Format(
@@ -104,4 +104,10 @@ MEGATRON_OLD = Format(
     megatron.open_old,
     priority=60,
 )
-PEFT = Format("peft", f"{peft.CONFIG} (peft)", _peft, _open, priority=70)
+PEFT = Format(
+    "peft",
+    f"{peft.CONFIG} (peft)",
+    lambda path: found_in(path if (path / peft.CONFIG).is_file() else None, "peft: adapters", _read_peft),
+    _open,
+    priority=70,
+)

@@ -42,16 +42,19 @@ class Inspected:
     """What to do with it: commands."""
 
     def __str__(self) -> str:
-        said = [("program", self.program), ("model", self.model or "not said")]
         counters = (("step", self.step), ("of Adam", self.optimizer_steps), ("samples", self.samples_seen))
-        said.append(("step", ", ".join(f"{word} {n}" for word, n in counters if n is not None) or "not said"))
-        said.append(("layout", ", ".join(f"{key}={value}" for key, value in self.layout.items()) or "not said"))
-        if self.parameters is not None:
-            said.append(("weights", f"{self.parameters:,} in {self.tensors} tensors, {', '.join(self.dtypes)}"))
-        said.append(("Adam's state", "yes" if self.adam else "no"))
-        for group in self.hyperparameters:
-            said.append(("", ", ".join(f"{key} {value}" for key, value in group.items())))
-        said += [("note", note) for note in self.notes] + [("do", command) for command in self.can]
+        weights = f"{self.parameters or 0:,} in {self.tensors} tensors, {', '.join(self.dtypes)}"
+        said = [
+            ("program", self.program),
+            ("model", self.model or "not said"),
+            ("step", ", ".join(f"{word} {n}" for word, n in counters if n is not None) or "not said"),
+            ("layout", ", ".join(f"{key}={value}" for key, value in self.layout.items()) or "not said"),
+            *[("weights", weights)] * (self.parameters is not None),
+            ("Adam's state", "yes" if self.adam else "no"),
+            *(("", ", ".join(f"{key} {value}" for key, value in group.items())) for group in self.hyperparameters),
+            *(("note", note) for note in self.notes),
+            *(("do", command) for command in self.can),
+        ]
         return "\n".join([self.path, *(f"  {name:<13} {value}" for name, value in said)])
 
 

@@ -22,7 +22,7 @@ import torch
 
 from kit.addons.importers import deepspeed
 from kit.addons.importers.model_of import adapters_of_run, model_of
-from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, described, tensors_of
+from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, described, stored, tensors_of
 from kit.addons.importers.tensors import MOMENTS, sources
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.protocol import StateKind, TensorSource
@@ -151,7 +151,7 @@ def _without_zero(state: StoredState, directory: Path) -> StoredState:
             if [tuple(each.shape) for each in tensors] != [state.weights[name].shape for name in names]:
                 raise ValueError("the optimizer's tensors are not those of the model")
     whole = {
-        kind: {n: StoredTensor(tuple(t.shape), t.dtype, t.detach) for n, t in zip(names, tensors, strict=True)}
+        kind: {name: stored(tensor.detach) for name, tensor in zip(names, tensors, strict=True)}
         for kind, tensors in found.items()
     }
     weights = {**state.weights, **whole.pop(StateKind.MASTER, {})}

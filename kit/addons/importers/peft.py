@@ -23,8 +23,7 @@ def adapter_config(directory: Path) -> dict[str, Any]:
     """Content of peft's ``adapter_config.json``. Raises CheckpointError."""
     path = directory / CONFIG
     with described(path, "peft"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found)
+        return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def lora_of(path: Path, model: ModelSpec, state: StoredState) -> LoraSpec:

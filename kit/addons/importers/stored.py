@@ -32,6 +32,12 @@ class StoredTensor:
     """Returns the whole tensor, on the CPU."""
 
 
+def stored(read: Callable[[], torch.Tensor]) -> StoredTensor:
+    """The tensor that ``read`` returns; it is called once now, for shape and dtype."""
+    tensor = read()
+    return StoredTensor(tuple(tensor.shape), tensor.dtype, read)
+
+
 def zeros(shape: tuple[int, ...]) -> StoredTensor:
     """What stands for the moments of a tensor that has none."""
     return StoredTensor(shape, torch.float32, partial(torch.zeros, shape))
@@ -77,21 +83,17 @@ def read_weights(files: Mapping[str, Path]) -> StoredState:
 
 def tensors_of(source: SafetensorsSource) -> dict[str, StoredTensor]:
     """Their headers are read."""
-    found = {}
-    for name in source.names():
-        tensor = source.read(name)
-        found[name] = StoredTensor(tuple(tensor.shape), tensor.dtype, partial(source.read, name))
-    return found
+    return {name: stored(partial(source.read, name)) for name in source.names()}
 
 
-def tagged(directory: Path, file: str, name: Callable[[str], str] = str) -> list[Path]:
-    """``directory``, and the directory in it that its text file ``file`` names, as DeepSpeed's ``latest`` does.
-    ``name``: the directory's name by these words."""
-    latest = directory / file
-    if not latest.is_file() or latest.stat().st_size >= 1000:
-        return [directory]
-    tag = latest.read_text(encoding="utf-8", errors="replace").strip()[:200]
-    return [directory, directory / Path(name(tag) or ".").name]
+def tagged(directory: Path, file: str, holds: Callable[[Path], bool], name: Callable[[str], str] = str) -> Path | None:
+    """``directory`` if it ``holds`` a checkpoint, or else the directory in it that its text file ``file`` names, as
+    DeepSpeed's ``latest`` does; None if neither holds one. ``name``: the directory's name by these words."""
+    places, latest = [directory], directory / file
+    if latest.is_file() and latest.stat().st_size < 1000:
+        tag = latest.read_text(encoding="utf-8", errors="replace").strip()[:200]
+        places.append(directory / Path(name(tag) or ".").name)
+    return next((each for each in places if holds(each)), None)
 
 
 @contextmanager

@@ -64,12 +64,12 @@ class HeldSource(TensorSource):
 def _source(model: ModelSpec | None, found: Mapping[str, StoredTensor]) -> HeldSource:
     """The tensors of one kind. ``model``: None for adapters, whose names stay."""
     stored = {plain_name(name): tensor for name, tensor in found.items()}
-    place: dict[str, str] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, tensor in stored.items():
-        on_disk = {name: tensor.shape} if model is None else experts.shapes_on_disk(model, name, tensor.shape)
-        shapes |= on_disk
-        place |= dict.fromkeys(on_disk, name)
+    on_disk = {
+        name: {name: tensor.shape} if model is None else experts.shapes_on_disk(model, name, tensor.shape)
+        for name, tensor in stored.items()
+    }
+    place = {each: name for name, of_name in on_disk.items() for each in of_name}
+    shapes = {each: shape for of_name in on_disk.values() for each, shape in of_name.items()}
     if model is not None and model.is_encoder_decoder:
         encoder_decoder.drop_copies(place)
     if model is not None and model.tied_embeddings:
@@ -85,6 +85,12 @@ def _source(model: ModelSpec | None, found: Mapping[str, StoredTensor]) -> HeldS
 def hyperparameters(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What inspect says of Adam's parameter groups."""
     return [{key: group[key] for key in ("lr", "betas", "eps", "weight_decay") if key in group} for group in groups]
+
+
+def steps_of(optimizer: Mapping[str, Any]) -> set[int]:
+    """Adam's step counts by a ``state_dict`` of torch's optimizers: each parameter's, and each group's that has any."""
+    said = [*(optimizer.get("state") or {}).values(), *(optimizer.get("param_groups") or ())]
+    return {int(each["step"]) for each in said if each.get("step") is not None and each.get("params", True)}
 
 
 def one_step(path: Path, steps: Iterable[int | None]) -> int | None:

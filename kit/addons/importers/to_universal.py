@@ -14,8 +14,8 @@ import torch
 
 from kit.addons.importers.universal import FILES
 from kit.engines.huggingface.experts import FusedExpertsSource
-from kit.engines.huggingface.models import build_skeleton, check_tensors, hf_config, tensor_shapes
-from kit.engines.protocol import StateKind, TensorSource
+from kit.engines.huggingface.models import build_skeleton, hf_config
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.formats import Opened
 from kit.training.counters import Counters
@@ -31,7 +31,7 @@ _OF_THE_TRAINER = ("trainer_state.json", "scheduler.pt")
 def write_universal(opened: Opened, partial: Path, dtype: torch.dtype, beside: Path) -> None:
     """Write into ``partial`` in fp32, one tensor at a time. ``beside``: the checkpoint that is converted.
 
-    Raises CheckpointError if Adam's state is missing, or if a tensor is another model's.
+    Raises CheckpointError if Adam's state is missing.
     """
     model, sources, counters = opened.model, opened.sources, opened.counters
     if len(sources) < len(FILES):
@@ -39,9 +39,6 @@ def write_universal(opened: Opened, partial: Path, dtype: torch.dtype, beside: P
             f"{beside} has no state of Adam, which DeepSpeed's load_universal needs; start DeepSpeed from the weights "
             f"(--to hf) instead"
         )
-    on_disk = tensor_shapes(model)
-    for source in sources.values():
-        check_tensors(on_disk, source)
     shapes = {name: parameter.shape for name, parameter in build_skeleton(model).named_parameters()}
     step, steps = counters.step, counters.optimizer_steps
     tag = f"global_step{step}_universal"
@@ -50,7 +47,7 @@ def write_universal(opened: Opened, partial: Path, dtype: torch.dtype, beside: P
         for name in shapes:
             file = f"{tag}/zero/{name}/{FILES[kind]}"
             (partial / file).parent.mkdir(parents=True, exist_ok=True)
-            _save(fused, name, partial / file)
+            torch.save({"param": fused.read(name).float().clone()}, partial / file)
             if kind is StateKind.MASTER:
                 # A tensor: torch's AdamW adds to it in place, and DeepSpeed's kernels take it as a number.
                 torch.save(torch.tensor(float(steps)), (partial / file).with_name("step.pt"))
@@ -68,10 +65,6 @@ def write_universal(opened: Opened, partial: Path, dtype: torch.dtype, beside: P
     for path in (beside / name for name in _OF_THE_TRAINER):
         if path.is_file():
             shutil.copyfile(path, partial / path.name)
-
-
-def _save(source: TensorSource, name: str, path: Path) -> None:
-    torch.save({"param": source.read(name).float().clone()}, path)
 
 
 def _engine_state(shapes: Mapping[str, torch.Size], counters: Counters) -> dict[str, object]:

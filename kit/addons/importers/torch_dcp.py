@@ -13,9 +13,10 @@ import torch
 from kit.addons.importers.stored import StoredState, StoredTensor, described
 from kit.addons.importers.tensors import MOMENTS, one_step
 from kit.addons.importers.torch_dist import Block, Checkpoint, block_of, verify_archive, write_blocks
-from kit.engines.huggingface.models import check_tensors, tensor_shapes
-from kit.engines.protocol import StateKind, TensorSource
+from kit.engines.huggingface.models import tensor_shapes
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
+from kit.specs.text import refuse
 from kit.training.checkpoint.formats import Opened
 from kit.training.counters import START
 
@@ -39,24 +40,21 @@ def read_distributed(directories: Sequence[Path]) -> StoredState:
         # A model's own names begin with "model." too: only its output projection and other parts do not.
         if any(key.startswith("model.") for key in inner) or not any("layers." in key for key in inner):
             weights = inner
-    by_kind: dict[str, dict[str, StoredTensor]] = {}
-    for key, tensor in found.items():
-        if match := _ADAM.fullmatch(key):
-            by_kind.setdefault(match[2], {})[match[1]] = tensor
-    missing = [name for name in (*(kind.value for kind in MOMENTS), "step") if not by_kind.get(name)]
+    of_adam = [(match, found[key]) for key in found if (match := _ADAM.fullmatch(key))]
+    by_kind = {kind: {m[1]: tensor for m, tensor in of_adam if m[2] == kind} for kind in (*MOMENTS, "step")}
+    missing = [str(kind) for kind, tensors in by_kind.items() if not tensors]
     if missing:
         return StoredState(weights, notes=(f"Adam's {' and '.join(missing)} is missing: weights only",))
     steps = one_step(directories[-1], (int(tensor.read()) for tensor in by_kind["step"].values())) or 0
     counters = dataclasses.replace(START, step=steps, optimizer_steps=steps)
-    return StoredState(weights, {kind: by_kind[kind.value] for kind in MOMENTS}, counters)
+    return StoredState(weights, {kind: by_kind[kind] for kind in MOMENTS}, counters)
 
 
 def _require_files(checkpoint: Checkpoint) -> None:
     storage = checkpoint._metadata.storage_data or {}
-    for name in sorted({info.relative_path for info in storage.values()}):
-        path = checkpoint.directory / Path(name).name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing; copy the checkpoint again, from every rank")
+    paths = sorted({checkpoint.directory / Path(info.relative_path).name for info in storage.values()})
+    missing = {f"{path} is missing; copy the checkpoint again, from every rank": not path.is_file() for path in paths}
+    refuse(missing, CheckpointError)
 
 
 def verify_archives(directory: Path) -> None:
@@ -77,17 +75,11 @@ def write_distributed(opened: Opened, directory: Path, dtype: torch.dtype, path:
     shapes = tensor_shapes(opened.model)
     blocks: list[Block] = []
     for kind, source in opened.sources.items():
-        check_tensors(shapes, source)
         for name, shape in shapes.items():
             state = f"optimizer.state.{name}"
             key = f"model.{name}" if kind is StateKind.MASTER else f"{state}.{kind.value}"
-            read = partial(_in_fp32, source, name)
-            blocks.append(block_of(key, shape, (0,) * len(shape), shape, torch.float32, read))
+            blocks.append(block_of(key, shape, (0,) * len(shape), shape, torch.float32, partial(source.read, name)))
             if kind is StateKind.EXP_AVG:
                 steps = partial(torch.tensor, float(opened.counters.optimizer_steps))
                 blocks.append(block_of(f"{state}.step", (), (), (), torch.float32, steps))
     write_blocks(directory, blocks=blocks, common=None)
-
-
-def _in_fp32(source: TensorSource, name: str) -> torch.Tensor:
-    return source.read(name).float()

@@ -46,6 +46,7 @@ from kit.addons.importers.safe_unpickle import MetadataUnpickler
 from kit.addons.importers.stored import StoredTensor
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerName
+from kit.specs.text import refuse
 from kit.units import GIB
 
 COMMON = "common.pt"
@@ -53,8 +54,8 @@ _FILE_BYTES = GIB
 
 
 Block = tuple[WriteItem, Callable[[], torch.Tensor]]
-"""One block of a tensor to write, and a function that returns it, on any device; it is called once, when the block is
-written."""
+"""One block of a tensor to write, and a function that returns it, in any dtype and on any device; it is called once,
+when the block is written."""
 
 
 def block_of(
@@ -112,11 +113,13 @@ class Checkpoint:
                 f"and *.distcp in it"
             ) from error
         stored = self._metadata.storage_data or {}
-        for key, found in self.tensors.items():
-            if any(MetadataIndex(key, chunk.offsets) not in stored for chunk in found.chunks):
-                raise CheckpointError(
-                    f"{directory / '.metadata'} does not say in which file {key} is: it is damaged; copy it again"
-                )
+        damaged = {
+            f"{directory / '.metadata'} does not say in which file {key} is: it is damaged; copy it again": (
+                any(MetadataIndex(key, chunk.offsets) not in stored for chunk in found.chunks)
+            )
+            for key, found in self.tensors.items()
+        }
+        refuse(damaged, CheckpointError)
 
     def verify(self) -> None:
         """Compare every stored part with its CRC-32, which torch's reader does not do. One part is in memory at a time.
@@ -159,12 +162,12 @@ class Checkpoint:
                 f"tensor {key} is not in the checkpoint; it has {len(self.tensors)} other tensors: "
                 f"use a checkpoint of the same model"
             )
-        for dim, (have, want) in enumerate(zip(found.size, shape, strict=False)):
-            if len(found.size) != len(shape) or have < want or (have > want and dim != padded):
-                raise CheckpointError(
-                    f"tensor {key} has shape {list(found.size)} in the checkpoint and {list(shape)} in the "
-                    f"model; use a checkpoint of the same model"
-                )
+        more = [have - want for have, want in zip(found.size, shape, strict=False)]
+        if len(found.size) != len(shape) or any(n < 0 or (n and dim != padded) for dim, n in enumerate(more)):
+            raise CheckpointError(
+                f"tensor {key} has shape {list(found.size)} in the checkpoint and {list(shape)} in the "
+                f"model; use a checkpoint of the same model"
+            )
         chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
         items = [
             dataclasses.replace(item, dest_index=MetadataIndex(key))  # the block, of no offset
@@ -184,15 +187,14 @@ class Checkpoint:
             ) from error
         return block
 
-    def whole(self, key: str) -> torch.Tensor:
-        """The whole tensor ``key``. Raises CheckpointError."""
-        shape = tuple(self.tensors[key].size)
-        return self.block(key, shape, (0,) * len(shape), shape)
-
     def stored(self) -> dict[str, StoredTensor]:
-        """Every tensor, not read yet."""
+        """Every tensor, not read yet. Reading raises CheckpointError."""
         return {
-            key: StoredTensor(tuple(found.size), found.properties.dtype, partial(self.whole, key))
+            key: StoredTensor(
+                tuple(found.size),
+                found.properties.dtype,
+                partial(self.block, key, found.size, (0,) * len(found.size), found.size),
+            )
             for key, found in self.tensors.items()
         }
 
@@ -265,4 +267,5 @@ class _SavePlanner(DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         assert write_item.tensor_data is not None
-        return self._reads[write_item.index]().reshape(write_item.tensor_data.chunk.sizes)
+        data = write_item.tensor_data
+        return self._reads[write_item.index]().to(data.properties.dtype).reshape(data.chunk.sizes)

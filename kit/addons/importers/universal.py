@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from kit.addons.importers import deepspeed
-from kit.addons.importers.stored import StoredState, StoredTensor, described, tagged
-from kit.addons.importers.tensors import MOMENTS, one_step
+from kit.addons.importers.stored import StoredState, StoredTensor, described, stored, tagged
+from kit.addons.importers.tensors import MOMENTS, one_step, steps_of
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
+from kit.specs.text import refuse
 from kit.training.counters import START
 
 FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind.EXP_AVG_SQ: "exp_avg_sq.pt"}
@@ -29,8 +30,7 @@ FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind
 
 def universal_directory(directory: Path) -> Path | None:
     """``directory`` if it is a universal checkpoint, or the one in it that ``latest_universal`` names."""
-    candidates = tagged(directory, "latest_universal")
-    return next((each for each in candidates if any(each.glob(f"zero/*/{FILES[StateKind.MASTER]}"))), None)
+    return tagged(directory, "latest_universal", lambda each: any(each.glob(f"zero/*/{FILES[StateKind.MASTER]}")))
 
 
 def read_universal(directory: Path) -> StoredState:
@@ -49,11 +49,14 @@ def read_universal(directory: Path) -> StoredState:
         steps = {int(load_safely(path)) for each in folders if (path := each / "step.pt").is_file()}
         ranks, step = int(settings.get("dp_world_size") or 0), int(settings.get("global_steps") or 0)
         samples = int(settings.get("global_samples") or 0)
-    for kind, tensors in found.items():
-        if tensors and (lost := [folder.name for folder in folders if folder.name not in tensors]):
-            raise CheckpointError(
-                f"{directory}/zero/{lost[0]} has no {FILES[kind]}; copy the checkpoint again, complete"
-            )
+    incomplete = {
+        f"{directory}/zero/{folder.name} has no {FILES[kind]}; copy the checkpoint again, complete": (
+            folder.name not in tensors
+        )
+        for kind, tensors in found.items()
+        for folder in (folders if tensors else ())
+    }
+    refuse(incomplete, CheckpointError)
     said = one_step(directory, steps or _steps_beside(directory))
     missing = [FILES[kind] for kind in MOMENTS if not found[kind]] or (["step.pt"] if said is None else [])
     taken = 0 if missing else said or 0
@@ -72,15 +75,13 @@ def _steps_beside(directory: Path) -> set[int]:
         return set()
     with described(path, "ds_to_universal.py"):
         loaded = deepspeed.load_file(path)
-        state = (loaded.get("optimizer_state_dict") or {}).get("state") or {}
-        said = [*state.values(), *(loaded.get("param_groups") or ())]
-        return {int(each["step"]) for each in said if each.get("step") is not None}
+        state = (loaded.get("optimizer_state_dict") or {}).get("state")
+        return steps_of({"state": state, "param_groups": loaded.get("param_groups")})
 
 
 def _stored(path: Path, shape: tuple[int, ...] | None) -> StoredTensor:
     with described(path, "ds_to_universal.py"):
-        tensor = _param(path, shape)
-        return StoredTensor(tuple(tensor.shape), tensor.dtype, partial(_param, path, shape))
+        return stored(partial(_param, path, shape))
 
 
 def _param(path: Path, shape: tuple[int, ...] | None) -> torch.Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from kit.engines.huggingface.adapters import checkpoint_shapes
+from kit.engines.huggingface.models import check_tensors
 from kit.errors import CheckpointError
-from kit.specs.text import first
+from kit.specs.text import refuse
 from kit.training.checkpoint.files import new_directory
 from kit.training.checkpoint.formats import Opened, formats, recognise
 from kit.training.checkpoint.progress import shown
@@ -42,8 +44,7 @@ def convert(
         ),
         f"--extras-from {extras_from} with --to {to}, which holds no tokenizer; omit it": extras_from and to != "hf",
     }
-    if wrong := first(reasons):
-        raise CheckpointError(wrong)
+    refuse(reasons, CheckpointError)
     dtype = dtype or "bfloat16"
     source, extras_from = local(source, weights=True), extras_from and local(extras_from)
     merge_into = merge_into and local(merge_into, weights=True)
@@ -52,15 +53,21 @@ def convert(
     name, opened = open_checkpoint(Path(source), model)
     if name == to:
         raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
+    reasons = {
+        f"--merge-into {merge_into} is for adapters and --to hf; omit it": merge_into is not None and to != "hf",
+        f"{source} holds adapters, which --to {to} has no place for; use --to hf": (
+            opened.lora is not None and to not in ("hf", "step")
+        ),
+    }
+    refuse(reasons, CheckpointError)
+    shapes = checkpoint_shapes(opened.model, opened.lora)
+    for of_kind in opened.sources.values():
+        check_tensors(shapes, of_kind)
     if to == "hf":
         opened_to_hf(opened, out, dtype, extras_from, merge_into=merge_into)
         what = "peft adapters" if opened.lora is not None and merge_into is None else "a Hugging Face model"
         template = "" if opened.chat_template is None else f", {CHAT_TEMPLATE} is the one it was trained with"
         return f"{what} in {dtype}{template}"
-    if merge_into is not None:
-        raise CheckpointError(f"--merge-into {merge_into} is for adapters and --to hf; omit it")
-    if opened.lora is not None and to != "step":
-        raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
     write = writers[to].write
     assert write is not None
     with shown(opened.sources) as sources, new_directory(Path(out)) as directory:

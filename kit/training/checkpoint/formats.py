@@ -65,7 +65,8 @@ class Format:
     """(path, what ``recognise`` found there, ``--model`` for a checkpoint that does not say it). Raises KitError for
     damage."""
     write: Callable[[Opened, Path, torch.dtype, Path], None] | None = None
-    """(checkpoint, new directory, dtype of the weights, path of the checkpoint). Raises CheckpointError."""
+    """(checkpoint with exactly the model's tensors, new directory, dtype of the weights, path of the checkpoint).
+    Raises CheckpointError."""
     takes_dtype: bool = False
     """Whether ``--dtype`` may be given; other formats hold fp32."""
     priority: int = 50

@@ -18,7 +18,7 @@ from kit.addons.importers.megatron.names import WEIGHT, stored_location
 from kit.addons.importers.megatron.source import megatron_source, shard_shape
 from kit.addons.importers.torch_dist import Block, Checkpoint, block_of
 from kit.engines.huggingface.adapters import checkpoint_shapes
-from kit.engines.huggingface.models import check_tensors, tensor_shapes
+from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
 from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.sharding import Shape, VocabParallel, parts, read_parts
@@ -58,8 +58,6 @@ def write_checkpoint(
     """Write a torch_dist checkpoint into an existing empty directory: weights in ``dtype``, and the optimizer's fp32
     state if ``sources`` has moments. ``common``: content of ``common.pt``. Raises CheckpointError or OSError."""
     shapes = tensor_shapes(model)
-    for source in sources.values():
-        check_tensors(shapes, source)
     kinds: list[tuple[str, StateKind, torch.dtype]] = [(WEIGHT, StateKind.MASTER, dtype)]
     if len(sources) > 1:
         kinds += [(kind.value, kind, torch.float32) for kind in sources]

@@ -12,7 +12,7 @@ from kit.addons.importers.megatron import offline
 from kit.addons.importers.megatron.names import PREFIXES
 from kit.addons.importers.megatron.torch_format import TorchFormat
 from kit.addons.importers.model_of import adapters_of_run, model_of
-from kit.addons.importers.stored import FoundState, StoredState, described, found_in, tagged
+from kit.addons.importers.stored import FoundState, StoredState, found_in, tagged
 from kit.addons.importers.tensors import MOMENTS
 from kit.addons.importers.torch_dcp import verify_archives
 from kit.engines.protocol import StateKind
@@ -35,7 +35,7 @@ def recognise_megatron(path: Path) -> FoundState | None:
 def torch_dist_directory(path: Path) -> Path | None:
     """The directory with torch.distributed's files: ``path``, or Megatron-LM's newest checkpoint in it; None if there
     is none."""
-    return next((each for each in tagged(path, TRACKER, _folder) if (each / ".metadata").is_file()), None)
+    return tagged(path, TRACKER, lambda each: (each / ".metadata").is_file(), _folder)
 
 
 def _folder(newest: str) -> str:
@@ -97,25 +97,19 @@ def write_megatron(opened: Opened, directory: Path, dtype: torch.dtype, path: Pa
 
 def recognise_torch_format(path: Path) -> FoundState | None:
     """A checkpoint of the old format, or a directory whose newest one is."""
-    old = (each for each in tagged(path, TRACKER, _folder) if any(each.glob("mp_rank_*/model_optim_rng.pt")))
-    return found_in(next(old, None), "Megatron-LM: old torch format", _torch_state)
+    old = tagged(path, TRACKER, lambda each: any(each.glob("mp_rank_*/model_optim_rng.pt")), _folder)
+    return found_in(old, "Megatron-LM: old torch format", _torch_state)
 
 
 def open_old(path: Path, found: FoundState, model: str | None) -> Opened:
     """Open a checkpoint of the old format. Raises CheckpointError."""
     verify_archives(found.directory)
-    spec, old = model_of(path, model), _torch_format(found.directory)
+    spec, old = model_of(path, model), TorchFormat(found.directory)
     return Opened(spec, old.counters, old.sources(spec), notes=old.notes)
-
-
-def _torch_format(directory: Path) -> TorchFormat:
-    """Open a checkpoint. Reads everything but the elements of tensors. Raises CheckpointError."""
-    with described(directory, "Megatron-LM"):
-        return TorchFormat(directory)
 
 
 def _torch_state(directory: Path) -> StoredState:
     """What a checkpoint says of itself; only the model's weight map can say whose its tensors are."""
-    old = _torch_format(directory)
+    old = TorchFormat(directory)
     layout: dict[str, int | str] = {"tp": old.tp, "pp": old.pp}
     return StoredState({}, {}, old.counters, layout, old.hyperparameters, old.notes, moments_elsewhere=not old.notes)

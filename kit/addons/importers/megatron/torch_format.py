@@ -19,7 +19,8 @@ import torch
 
 from kit.addons.importers.megatron.source import megatron_source, shard_shape
 from kit.addons.importers.opaque import Opaque, unknown_names
-from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step
+from kit.addons.importers.stored import described
+from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step, steps_of
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
@@ -28,6 +29,7 @@ from kit.engines.protocol import StateKind, TensorSource
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
+from kit.specs.text import first, refuse
 from kit.training.counters import START
 
 FILE = "model_optim_rng.pt"
@@ -70,47 +72,44 @@ class _RankFile:
 
 
 class TorchFormat:
-    """A checkpoint on disk. Raises CheckpointError for a missing rank, files of different iterations, expert
-    parallelism, an unknown class and damaged files; KeyError, TypeError and so on for unexpected content."""
+    """A checkpoint on disk; all but the elements of tensors is read. Raises CheckpointError for a missing rank, files
+    of different iterations, expert parallelism, an unknown class, unexpected content and damaged files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        paths = rank_files(directory)
-        first = _read(next(iter(paths.values())))
-        said = [first.arguments.get(f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline", "expert")]
-        if (said[2] or 1) != 1 or any(len(rank) > 2 for rank in paths):
-            raise CheckpointError(
+        with described(directory, "Megatron-LM"):
+            paths = rank_files(directory)
+            first = _read(next(iter(paths.values())))
+            said = [first.arguments.get(f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline", "expert")]
+            self.tp, self.pp = (
+                size if type(size) is int and size > 0 else 1 + max(rank[place] for rank in paths)
+                for place, size in enumerate(said[:2])
+            )
+            wanted = [(tp, pp) for tp in range(self.tp) for pp in range(self.pp)]
+            missing = [f"mp_rank_{tp:02d}" + f"_{pp:03d}" * (self.pp > 1) for tp, pp in wanted if (tp, pp) not in paths]
+            reasons = {
                 f"{directory} was written with expert parallelism, of which kit does not read this format; load it "
-                f"with Megatron-LM and save it with --ckpt-format torch_dist, which kit reads"
-            )
-        self.tp, self.pp = (
-            size if type(size) is int and size > 0 else 1 + max(rank[place] for rank in paths)
-            for place, size in enumerate(said[:2])
-        )
-        wanted = [(tp, pp) for tp in range(self.tp) for pp in range(self.pp)]
-        if missing := [rank for rank in wanted if rank not in paths]:
-            name = f"mp_rank_{missing[0][0]:02d}" + f"_{missing[0][1]:03d}" * (self.pp > 1)
-            raise CheckpointError(
-                f"{directory} was written with TP={self.tp} PP={self.pp} and {name}/{FILE} is missing; copy the "
-                f"checkpoint again, from every node"
-            )
-        if len(paths) > len(wanted):
-            raise CheckpointError(
+                f"with Megatron-LM and save it with --ckpt-format torch_dist, which kit reads": (
+                    (said[2] or 1) != 1 or any(len(rank) > 2 for rank in paths)
+                ),
+                f"{directory} was written with TP={self.tp} PP={self.pp} and {''.join(missing[:1])}/{FILE} is missing; "
+                f"copy the checkpoint again, from every node": missing,
                 f"{directory} has files of {len(paths)} ranks and was written with TP={self.tp} PP={self.pp}: two "
-                f"checkpoints are mixed; take another one"
-            )
-        self._files = {rank: first if at == 0 else _read(paths[rank]) for at, rank in enumerate(wanted)}
-        self.arguments = first.arguments
-        self._require_one_iteration(first)
-        self.notes = tuple(sorted({file.note for file in self._files.values() if file.note}))
-        steps = one_step(directory, frozenset().union(*(file.steps for file in self._files.values())))
-        if steps is None and not self.notes:
-            self.notes = ("Adam's step is missing: weights only",)
-        samples = int(self.arguments.get("consumed_train_samples") or 0) if first.iteration else 0
-        adam = 0 if self.notes else steps or 0
-        self.counters = replace(START, step=first.iteration, samples_seen=samples, optimizer_steps=adam)
-        self.hyperparameters = first.hyperparameters if not self.notes else []
-        self._places = self._by_name()
+                f"checkpoints are mixed; take another one": len(paths) > len(wanted),
+            }
+            refuse(reasons, CheckpointError)
+            self._files = {rank: first if at == 0 else _read(paths[rank]) for at, rank in enumerate(wanted)}
+            self.arguments = first.arguments
+            self._require_one_iteration(first)
+            self.notes = tuple(sorted({file.note for file in self._files.values() if file.note}))
+            steps = one_step(directory, frozenset().union(*(file.steps for file in self._files.values())))
+            if steps is None and not self.notes:
+                self.notes = ("Adam's step is missing: weights only",)
+            samples = int(self.arguments.get("consumed_train_samples") or 0) if first.iteration else 0
+            adam = 0 if self.notes else steps or 0
+            self.counters = replace(START, step=first.iteration, samples_seen=samples, optimizer_steps=adam)
+            self.hyperparameters = first.hyperparameters if not self.notes else []
+            self._places = self._by_name()
 
     def sources(self, model: ModelSpec) -> dict[StateKind, TensorSource]:
         """The weights (fp32 master weights where the optimizer has them), and both moments or none, under Hugging Face
@@ -148,14 +147,13 @@ class TorchFormat:
 
     def _require_one_iteration(self, first: _RankFile) -> None:
         folder = re.fullmatch(r"iter_(\d+)", self.directory.name)
-        expected = int(folder[1]) if folder else first.iteration
-        for file in self._files.values():
-            if file.iteration != expected:
-                named = "its name says" if folder else f"{first.path} says"
-                raise CheckpointError(
-                    f"{file.path} is of iteration {file.iteration} and {named} {expected}: two checkpoints are mixed; "
-                    f"take another one"
-                )
+        expected, named = (int(folder[1]), "its name") if folder else (first.iteration, first.path)
+        others = {
+            f"{file.path} is of iteration {file.iteration} and {named} says {expected}: two checkpoints are mixed; "
+            f"take another one": file.iteration != expected
+            for file in self._files.values()
+        }
+        refuse(others, CheckpointError)
 
     def _require_model(self, model: ModelSpec) -> None:
         expected = {
@@ -165,19 +163,18 @@ class TorchFormat:
         }
         if self.arguments.get("group_query_attention") is True:
             expected["num_query_groups"] = model.num_key_value_heads
-        for name, size in expected.items():
-            said = self.arguments.get(name, size)
-            if type(said) is int and said != size:
-                raise CheckpointError(
-                    f"{self.directory} is of a model with {name} {said} and {model.name} has {size}; give the model of "
-                    f"the checkpoint by --model"
-                )
+        said = {name: self.arguments.get(name, size) for name, size in expected.items()}
         layers = {int(match[1]) for name in self._places if (match := _LAYER.match(name))}
-        if len(layers) != model.num_layers:
-            raise CheckpointError(
-                f"{self.directory} has {len(layers)} layers and {model.name} has {model.num_layers}; give the model of "
-                f"the checkpoint by --model, and the files of every pipeline stage"
-            )
+        sizes = {
+            f"{self.directory} is of a model with {name} {said[name]} and {model.name} has {size}; give the model of "
+            f"the checkpoint by --model": type(said[name]) is int and said[name] != size
+            for name, size in expected.items()
+        }
+        stages = {
+            f"{self.directory} has {len(layers)} layers and {model.name} has {model.num_layers}; give the model of the "
+            f"checkpoint by --model, and the files of every pipeline stage": len(layers) != model.num_layers
+        }
+        refuse(sizes | stages, CheckpointError)
 
     def _by_name(self) -> dict[str, tuple[int, int, str]]:
         """Name that counts layers over the whole model → (stage, chunk, name in the chunk)."""
@@ -220,56 +217,54 @@ def _read(path: Path) -> _RankFile:
     while f"model{len(chunks)}" in loaded:
         chunks.append(loaded[f"model{len(chunks)}"])
     tensors = [{name: value for name, value in chunk.items() if isinstance(value, torch.Tensor)} for chunk in chunks]
-    if not any(tensors):
-        raise CheckpointError(f"{path} has no weights; give the files of {FILE} that Megatron-LM wrote")
     version = loaded.get("checkpoint_version", 0)
-    if version < 2:
-        raise CheckpointError(
-            f"{path} says checkpoint_version {version}, in which queries, keys and values have another order; load it "
-            f"with Megatron-LM and save it again"
-        )
+    reasons = {
+        f"{path} has no weights; give the files of {FILE} that Megatron-LM wrote": not any(tensors),
+        f"{path} says checkpoint_version {version}, in which queries, keys and values have another order; load it with "
+        f"Megatron-LM and save it again": version < 2,
+    }
+    refuse(reasons, CheckpointError)
     values = arguments.values if isinstance(arguments, Arguments) else {}
     adam = _optimizer(loaded.get("optimizer"), tensors)
     return _RankFile(path, int(loaded.get("iteration") or 0), values, list(tensors), *adam)
 
 
 _State = dict[StateKind, dict[tuple[int, str], torch.Tensor]]
+_LEFT_OUT = "{}: weights only"
 
 
 def _optimizer(
     saved: Any, chunks: Sequence[Mapping[str, torch.Tensor]]
 ) -> tuple[_State, frozenset[int], list[dict[str, Any]], str]:
     """(state, steps, hyperparameters, note) of one rank's optimizer. A note says why the state is left out."""
-
-    def without(reason: str) -> tuple[_State, frozenset[int], list[dict[str, Any]], str]:
-        return {}, frozenset(), [], f"{reason}: weights only"
-
-    if saved is None:
-        return without("no state of an optimizer")
-    if not isinstance(saved, dict):
-        return without("several optimizers (of experts), whose state kit does not read")
-    inner = saved.get("optimizer", saved)
-    if not inner.get("state"):
-        return without("the distributed optimizer's state (distrib_optim.pt), which kit does not read")
+    inner = saved.get("optimizer", saved) if isinstance(saved, dict) else {}
+    reasons = {
+        "no state of an optimizer": saved is None,
+        "several optimizers (of experts), whose state kit does not read": not isinstance(saved, dict),
+        "the distributed optimizer's state (distrib_optim.pt), which kit does not read": not inner.get("state"),
+    }
+    if unread := first(reasons, _LEFT_OUT):
+        return {}, frozenset(), [], unread
     names = _numbered(inner["param_groups"], chunks)
-    found: _State = {kind: {} for kind in MOMENTS}
-    for number, name in names.items():
-        for kind in MOMENTS:
-            tensor = inner["state"].get(number, {}).get(kind.value)
-            if tensor is None or tensor.shape != chunks[name[0]][name[1]].shape:
-                return without(f"{kind.value} of {name[1]} is missing or of another shape")
-            found[kind][name] = tensor
-    if not names:
-        return without("parameter groups in an order that is not megatron-core's")
-    if masters := saved.get("fp32_from_fp16_params"):
-        numbers = [number for group in inner["param_groups"] for number in group["params"]]
-        tensors = [tensor for group in masters for tensor in group]
-        if len(tensors) != len(numbers):
-            return without("fp32 master weights of some parameters only")
-        found[StateKind.MASTER] = {names[number]: each.detach() for number, each in zip(numbers, tensors, strict=True)}
-    counts = [each.get("step") for each in (*inner["state"].values(), *inner["param_groups"]) if each.get("params", 1)]
-    steps = frozenset(int(count) for count in counts if count is not None)
-    return found, steps, hyperparameters(inner["param_groups"]), ""
+    found = {kind: {name: inner["state"].get(n, {}).get(kind.value) for n, name in names.items()} for kind in MOMENTS}
+    numbers = [number for group in inner["param_groups"] for number in group["params"]]
+    masters = [tensor for group in saved.get("fp32_from_fp16_params") or () for tensor in group]
+    odd = [
+        f"{kind.value} of {name} is missing or of another shape"
+        for chunk, name in names.values()
+        for kind in MOMENTS
+        if found[kind][chunk, name] is None or found[kind][chunk, name].shape != chunks[chunk][name].shape
+    ]
+    lacking = {
+        "".join(odd[:1]): odd,
+        "parameter groups in an order that is not megatron-core's": not names,
+        "fp32 master weights of some parameters only": masters and len(masters) != len(numbers),
+    }
+    if unread := first(lacking, _LEFT_OUT):
+        return {}, frozenset(), [], unread
+    if masters:
+        found[StateKind.MASTER] = {names[n]: tensor.detach() for n, tensor in zip(numbers, masters, strict=True)}
+    return found, frozenset(steps_of(inner)), hyperparameters(inner["param_groups"]), ""
 
 
 def _numbered(
@@ -278,15 +273,17 @@ def _numbered(
     """Number of a parameter in the optimizer → (chunk, name): the parameters of a group in the order of the model's,
     biases and vectors in the group without weight decay (megatron-core, optimizer/__init__.py, ``_get_param_groups``).
     Empty if the groups have other numbers of parameters."""
-    decayed: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
-    for chunk, tensors in enumerate(chunks):
-        for name, tensor in tensors.items():
-            if not name.endswith(_BUFFERS):
-                decayed[tensor.ndim > 1 and not name.endswith(".bias")].append((chunk, name))
+    decayed = {
+        (chunk, name): tensor.ndim > 1 and not name.endswith(".bias")
+        for chunk, tensors in enumerate(chunks)
+        for name, tensor in tensors.items()
+        if not name.endswith(_BUFFERS)
+    }
     found: dict[int, tuple[int, str]] = {}
     for group in groups:
-        expected = decayed[group.get("wd_mult", 1.0) != 0]
+        decays = group.get("wd_mult", 1.0) != 0
+        expected = [each for each, does in decayed.items() if does == decays]
         if group["params"] and len(group["params"]) != len(expected):
             return {}
         found |= dict(zip(group["params"], expected, strict=False))
-    return found if len(found) == sum(map(len, decayed.values())) else {}
+    return found if len(found) == len(decayed) else {}
