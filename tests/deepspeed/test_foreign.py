@@ -270,8 +270,12 @@ def test_inspect_says_what_it_is(written, writer):
 def test_adapters_of_peft_become_a_checkpoint(tmp_path, targets):
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
-    listed = targets if targets == "all-linear" else ["q_proj", "k_proj", "v_proj", "o_proj"]
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=listed, use_dora=targets == "attention")
+    config = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=targets if targets == "all-linear" else ["q_proj", "k_proj", "v_proj", "o_proj"],
+        use_dora=targets == "attention",
+    )
     adapted = get_peft_model(random_model(tiny.model(), seed=1), config)
     adapted.save_pretrained(tmp_path / "peft")
     hf_config(tiny.model()).save_pretrained(tmp_path / "base")
@@ -279,6 +283,9 @@ def test_adapters_of_peft_become_a_checkpoint(tmp_path, targets):
     assert (found.program, found.adam) == ("peft: adapters", False)
     assert 'peft_type "LORA"' in found.model
     convert(tmp_path / "peft", "step", tmp_path / "step", model=str(tmp_path / "base"))
+    assert "holds adapters, which --to dcp has no place for" in refusal(
+        CheckpointError, convert, tmp_path / "step", "dcp", tmp_path / "dcp"
+    )
     found = Checkpoint(tmp_path / "step")
     assert found.manifest.lora == LoraSpec(rank=4, alpha=8, targets=targets, use_dora=targets == "attention")
     assert same_tensors(found.source(StateKind.MASTER), InMemory(get_peft_model_state_dict(adapted)))
@@ -361,6 +368,11 @@ DAMAGES = {
         "accelerate-fsdp",
         lambda root: edit(root / MODEL / "__1_0.distcp", flipped),
         r"__1_0\.distcp is damaged",
+    ),
+    "a file of a rank is missing": (
+        "accelerate-fsdp",
+        lambda root: (root / MODEL / "__1_0.distcp").unlink(),
+        r"__1_0\.distcp is missing; copy the checkpoint again, from every rank",
     ),
     "a table of contents that claims terabytes": (
         "accelerate-fsdp",

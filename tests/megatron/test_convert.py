@@ -247,6 +247,7 @@ BAD = {
             ("dcp", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is a checkpoint of kit"),
             ("hf", {"merge_into": Path("hf")}, "holds a whole model and no adapters; omit merge_into=hf"),
             ("hf", {"extras_from": Path(__file__).parent}, r"--extras-from .* has no tokenizer; give"),
+            ("dcp", {"merge_into": Path("hf")}, "--merge-into hf is for adapters and --to hf; omit it"),
         )
     },
     "a Megatron checkpoint of nobody": (theirs, "hf", {}, "add --model"),

@@ -138,6 +138,10 @@ WITHOUT_STATE = {
         lambda loaded: loaded["optimizer"]["optimizer"]["param_groups"][0]["params"].pop(),
         "parameter groups in an order that is not megatron-core's",
     ),
+    "a moment less": (
+        lambda loaded: loaded["optimizer"]["optimizer"]["state"][0].pop("exp_avg"),
+        "is missing or of another shape",
+    ),
     "a moment of another shape": (
         lambda loaded: loaded["optimizer"]["optimizer"]["state"][0].update(exp_avg=torch.zeros(1)),
         "is missing or of another shape",

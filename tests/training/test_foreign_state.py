@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kit.addons.importers.deepspeed import _cut_parameters, _joined, _stretch
+from kit.addons.importers.inspected import Inspected
 from kit.addons.importers.stored import StoredState, stored
 from kit.addons.importers.tensors import sources, steps_of
 from kit.engines.protocol import StateKind
@@ -55,3 +58,32 @@ def test_elements_that_no_rank_has_are_refused(start, length):
 )
 def test_every_parameter_and_group_that_has_any_says_adams_steps(groups, steps):
     assert steps_of({"state": {0: {"step": torch.tensor(3.0)}, 1: {}}, "param_groups": groups}) == steps
+
+
+FOUND = Inspected(
+    path="DIR", program="Megatron: torch_dist", format="megatron", step=3, optimizer_steps=2, samples_seen=None,
+    layout={"tp": 2, "pp": 1}, dtypes=["bfloat16", "float32"], parameters=12_345, tensors=6, adam=True,
+    hyperparameters=[{"lr": 0.1, "eps": 1e-08}], model="model_type llama", notes=["a note"], can=["kit one", "kit two"],
+)  # fmt: skip
+NOTHING = {
+    **dict.fromkeys(("step", "optimizer_steps", "parameters", "tensors", "model")), "layout": {}, "adam": False,
+    "hyperparameters": [], "notes": [], "can": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, [
+            "program       Megatron: torch_dist", "model         model_type llama", "step          step 3, of Adam 2",
+            "layout        tp=2, pp=1", "weights       12,345 in 6 tensors, bfloat16, float32", "Adam's state  yes",
+            "              lr 0.1, eps 1e-08", "note          a note", "do            kit one", "do            kit two",
+        ]),
+        (NOTHING, [
+            "program       Megatron: torch_dist", "model         not said", "step          not said",
+            "layout        not said", "Adam's state  no",
+        ]),
+    ],
+)  # fmt: skip
+def test_inspect_has_a_line_for_all_that_is_known(changes, said):
+    assert str(replace(FOUND, **changes)).split("\n") == ["DIR", *(f"  {line}" for line in said)]

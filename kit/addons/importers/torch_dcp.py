@@ -15,8 +15,6 @@ from kit.addons.importers.tensors import MOMENTS, one_step
 from kit.addons.importers.torch_dist import Block, Checkpoint, block_of, verify_archive, write_blocks
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.protocol import StateKind
-from kit.errors import CheckpointError
-from kit.specs.text import refuse
 from kit.training.checkpoint.formats import Opened
 from kit.training.counters import START
 
@@ -32,7 +30,7 @@ def read_distributed(directories: Sequence[Path]) -> StoredState:
     for directory in directories:
         with described(directory, "torch.distributed.checkpoint"):
             checkpoint = Checkpoint(directory)
-            _require_files(checkpoint)
+            checkpoint.require_files()
             found |= checkpoint.stored()
     weights = {key: tensor for key, tensor in found.items() if not key.startswith(_NOT_WEIGHTS)}
     if weights and all(key.startswith("model.") for key in weights):
@@ -48,13 +46,6 @@ def read_distributed(directories: Sequence[Path]) -> StoredState:
     steps = one_step(directories[-1], (int(tensor.read()) for tensor in by_kind["step"].values())) or 0
     counters = dataclasses.replace(START, step=steps, optimizer_steps=steps)
     return StoredState(weights, {kind: by_kind[kind] for kind in MOMENTS}, counters)
-
-
-def _require_files(checkpoint: Checkpoint) -> None:
-    storage = checkpoint._metadata.storage_data or {}
-    paths = sorted({checkpoint.directory / Path(info.relative_path).name for info in storage.values()})
-    missing = {f"{path} is missing; copy the checkpoint again, from every rank": not path.is_file() for path in paths}
-    refuse(missing, CheckpointError)
 
 
 def verify_archives(directory: Path) -> None:

@@ -121,10 +121,22 @@ class Checkpoint:
         }
         refuse(damaged, CheckpointError)
 
+    def require_files(self) -> None:
+        """Raises CheckpointError that names the first file that is missing."""
+        paths = {
+            self.directory / Path(info.relative_path).name for info in (self._metadata.storage_data or {}).values()
+        }
+        missing = {
+            f"{path} is missing; copy the checkpoint again, from every rank": not path.is_file()
+            for path in sorted(paths)
+        }
+        refuse(missing, CheckpointError)
+
     def verify(self) -> None:
         """Compare every stored part with its CRC-32, which torch's reader does not do. One part is in memory at a time.
 
-        Raises CheckpointError that names the damaged file."""
+        Raises CheckpointError that names the missing or damaged file."""
+        self.require_files()
         for info in (self._metadata.storage_data or {}).values():
             verify_archive(self.directory / Path(info.relative_path).name, info.offset, info.length)
 
