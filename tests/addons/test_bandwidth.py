@@ -56,7 +56,7 @@ def test_ranks_of_a_measurement_are_told_who_they_are(
     """As torchrun does. Each node has an interface of its own; a measurement may take longer than other answers."""
     monkeypatch.setattr(remote, "LIMIT_S", 25 if "{}" in address else 0.001)
     made = None if plan is None else plan_of(**plan)
-    assert bandwidth.collectives([remote.Place(name) for name in places], made, 29501)["all_reduce_inside"] == 7.0
+    assert bandwidth.collectives(places, made, 29501)["all_reduce_inside"] == 7.0
     ranks = each * len(places)
     assert sorted(stood_in.read_text().splitlines()) == sorted(
         f"{rank}/{ranks} {rank % each}/{each} {address.format(places[rank // each])} {MEASURED} {size} 1.0"
@@ -80,7 +80,7 @@ def test_the_disk_of_a_run_is_measured(
     assert (*judged[name], judged["collectives"][1]) == (
         "failure" if layout else "skipped", f"{disk}: no room", "did not run: no room",
     )  # fmt: skip
-    assert bandwidth.collectives([remote.Place("localhost")], plan_of(**TORCH, cluster="1xcpu"), 29501) == {}
+    assert bandwidth.collectives(["localhost"], plan_of(**TORCH, cluster="1xcpu"), 29501) == {}
 
 
 def test_a_slow_link_is_judged_by_this_plan() -> None:

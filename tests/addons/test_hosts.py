@@ -4,12 +4,14 @@ for real, over a stand-in for ssh."""
 from __future__ import annotations
 
 import copy
-import os
+import json
 import re
+import select
 import shlex
+import signal
 import socket
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,6 @@ from tests.emit.plans import TORCH, stand_in
 from tests.support import ROOT
 from tests.support.files import file_with
 from tests.support.refusals import refusal
-from tests.support.waiting import comes_true
 
 
 def several(count: int, **changes: Any) -> dict[str, dict[str, Any]]:
@@ -132,7 +133,7 @@ def over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("over_ssh")
 def test_each_host_is_asked_by_ssh_and_one_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found, failed = remote.all_facts(
-        [remote.Place(name) for name in ("here", "gone", "old", "bare")],
+        ["here", "gone", "old", "bare"],
         {"ports": [PORT], "paths": [str(ROOT / "it's a path")]},
     )
     assert (list(found), found["here"]["contents"]) == (["here"], {str(ROOT / "it's a path"): None})
@@ -143,13 +144,13 @@ def test_each_host_is_asked_by_ssh_and_one_that_does_not_answer_is_named(monkeyp
         (("bare",), "environment", "exit code 7", True),
     ]
     monkeypatch.setattr(remote, "LIMIT_S", 0.3)
-    assert told(remote.all_facts([remote.Place("hung")], {})[1]) == [("failure", ("hung",), "no answer in 0.3 s")]
+    assert told(remote.all_facts(["hung"], {})[1]) == [("failure", ("hung",), "no answer in 0.3 s")]
 
 
 @pytest.mark.usefixtures("over_ssh")
 def test_a_clock_is_as_far_off_as_its_host_says() -> None:
     """Of 2100 and of 1970; one that did not answer is not judged."""
-    found = remote.clock_skews([remote.Place(name) for name in ("ahead", "behind", "gone")])
+    found = remote.clock_skews(["ahead", "behind", "gone"])
     assert {host: skew + time.time() * (skew != 0) for host, skew in found.items()} == pytest.approx(
         {"ahead": 4102444800, "behind": 400, "gone": 0}, abs=9
     )
@@ -178,9 +179,18 @@ def test_two_hosts_are_examined_and_compared(tmp_path: Path) -> None:
     with socket.create_server(("", PORT)):
         taken = {result.check: result.state for result in hosts.examine(both, None, PORT)}
     assert (taken["port"], "reach" in taken, "contents" in taken) == ("failure", False, True)
-    assert sockets.connect(["127.0.0.1"], PORT, 1.0) == {"127.0.0.1": "Connection refused"}
-    assert remote.connections([*map(remote.Place, both)], PORT) == {
-        here: {there: None} for here, there in zip(both, reversed(both), strict=True)
+
+
+@pytest.mark.usefixtures("over_ssh")
+def test_each_host_reaches_the_first_and_the_next() -> None:
+    """One that does not start tries nothing, and nobody waits for it; one whose port is taken tries all the same."""
+    names = ["127.0.0.1", "gone", "127.0.0.2", "127.0.0.3"]
+    found = remote.connections(names, PORT)
+    assert {host: {to: why is None for to, why in there.items()} for host, there in found.items()} == {
+        "127.0.0.1": {"gone": False},
+        "gone": {},
+        "127.0.0.2": {"127.0.0.1": True, "127.0.0.3": True},
+        "127.0.0.3": {"127.0.0.1": True},
     }
 
 
@@ -196,26 +206,26 @@ def test_hostfiles(tmp_path: Path) -> None:
     assert "No such file" in refusal(SpecError, remote.read_hostfile, tmp_path / "none")
 
 
-def test_a_listener_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-    reading, writing = os.pipe()
-    monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
-    listener = threading.Thread(target=sockets.listen, args=(port, 30.0), daemon=True)
-    listener.start()
-    assert comes_true(lambda: sockets.connect(["127.0.0.1"], port, 1.0) == {"127.0.0.1": None}, 10)
-    assert sockets.connect(["127.0.0.1", "127.0.0.2"], port, 1.0) == {"127.0.0.1": None, "127.0.0.2": None}
-    os.close(writing)
-    listener.join(5)
-    assert (listener.is_alive(), capsys.readouterr().out) == (False, "listening\n")
-    sockets.listen(port, 0.0)
+def test_a_listener_ends_with_its_input_or_its_time() -> None:
+    """It accepts whoever comes while it waits, more than a queue holds; then it says what it could not reach."""
+    words = [sys.executable, remote.SOCKETS, str(PORT)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen([*words, "30", "127.0.0.1", "127.0.0.2", "no-such-name.invalid"], **pipes) as listener:
+        assert listener.stdout.readline() == b"listening\n"
+        assert {sockets.reached("127.0.0.1", PORT) for _ in range(400)} == {None}
+        assert not select.select([listener.stdout], [], [], 0.3)[0]
+        answer = json.loads(listener.communicate(b"\n", timeout=20)[0])
+    assert (answer.pop("no-such-name.invalid") is None, answer) == (False, {"127.0.0.1": None, "127.0.0.2": None})
+    assert sockets.reached("127.0.0.1", PORT) == "Connection refused"
+    with subprocess.Popen([*words, "1"], **pipes) as listener:
+        assert listener.wait(timeout=20) == -signal.SIGALRM
 
 
 def test_the_interpreter_of_another_host_finds_this_kit(monkeypatch: pytest.MonkeyPatch) -> None:
     for path, there in (("kit", str(Path("kit").resolve())), ("/a:b", "/a:b"), ("", "")):
         monkeypatch.setenv("PYTHONPATH", path)
         expected = [f"PYTHONPATH={there}"] * bool(path)
-        assert remote.Place("localhost").words(["-m", "x"], {"A": "1"}) == [
+        assert remote.words("localhost", ["-m", "x"], {"A": "1"}) == [
             "env", "A=1", *expected, sys.executable, "-m", "x",
         ]  # fmt: skip
-    assert remote.Place("node").words(["a b"])[-2:] == ["node", f"env {shlex.quote(sys.executable)} 'a b'"]
+    assert remote.words("node", ["a b"])[-2:] == ["node", f"env {shlex.quote(sys.executable)} 'a b'"]

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.addons.doctor.machines.remote import LIMIT_S, Place, at_once, last_line, run
+from kit.addons.doctor.machines.remote import LIMIT_S, at_once, last_line, run
 from kit.cost.estimate import predict
 from kit.cost.hardware import shared
 from kit.cost.workload import Workload
@@ -34,35 +34,35 @@ fails."""
 def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> list[CheckResult]:
     """Measures the disks of every host, then collectives over all hosts."""
     plan = rundir.plan if rundir else None
-    places = [Place(host) for host in hosts] or [Place(HERE)]
+    asked = list(hosts) or [HERE]
     found: list[CheckResult] = []
     if rundir is not None:
-        found += [_disk(place, rundir) for place in places]
+        found += [_disk(host, rundir) for host in asked]
     try:
-        speeds = collectives(places, plan, port)
+        speeds = collectives(asked, plan, port)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         fix = "the measurement is a small torch job: what stops it stops a run; look at the log above"
         return [*found, failure("collectives", f"did not run: {error}"[:400], fix)]
     return [*found, *judged(speeds, plan)]
 
 
-def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[str, float]:
+def collectives(hosts: Sequence[str], plan: Plan | None, port: int) -> dict[str, float]:
     """GB/s by name. Raises ``OSError`` with the message of the first failing rank."""
     per_node = 2 if plan is None else max(1, plan.layout.world_size // plan.cluster.num_nodes)
     device = "cpu" if plan is None else plan.cluster.gpu.device
-    world = per_node * len(places)
+    world = per_node * len(hosts)
     if world == 1:
         return {}
-    first = "127.0.0.1" if places[0].host == HERE else places[0].host
+    first = "127.0.0.1" if hosts[0] == HERE else hosts[0]
     words = ["-m", MEASUREMENTS, "collectives", str(COLLECTIVE_BYTES[device]), str(COLLECTIVE_S)]
     of_all = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": per_node, "MASTER_ADDR": first, "MASTER_PORT": port}
-    interfaces = ["lo" if place.host == HERE else _interface(place, first) for place in places]
+    interfaces = ["lo" if host == HERE else _interface(host, first) for host in hosts]
 
     def one(rank: int) -> subprocess.CompletedProcess[str]:
         node, local = divmod(rank, per_node)
         own = {"RANK": rank, "LOCAL_RANK": local, "GLOO_SOCKET_IFNAME": interfaces[node]}
         given = {name: str(value) for name, value in (of_all | own).items() if value is not None}
-        return run(places[node], words, given, COLLECTIVES_LIMIT_S)
+        return run(hosts[node], words, given, COLLECTIVES_LIMIT_S)
 
     done = at_once(one, range(world), world)
     for each in done:
@@ -87,8 +87,8 @@ def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[CheckResult]:
         return [*found, ok("host-copy", said)]
     gpu = plan.cluster.gpu
     slower = dataclasses.replace(gpu, pcie_gbytes_per_s=min(copies.values()) / rates.host_link)
-    said = f"{said}; the plan assumed {gpu.pcie_gbytes_per_s * rates.host_link:.1f}"
-    return [*found, _slowdown("host-copy", said, plan, dataclasses.replace(plan.cluster, gpu=slower))]
+    beside = f"{said}; the plan assumed {gpu.pcie_gbytes_per_s * rates.host_link:.1f}"
+    return [*found, _slowdown("host-copy", beside, plan, dataclasses.replace(plan.cluster, gpu=slower))]
 
 
 def _judged_link(
@@ -106,21 +106,21 @@ def _judged_link(
     return _slowdown(check, said, plan, dataclasses.replace(plan.cluster, **reached))
 
 
-def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
+def _disk(host: str, rundir: RunDirectory) -> CheckResult:
     """Measures the NVMe disk that the plan's offload uses; the speed of a checkpoint disk is only reported."""
     plan = rundir.plan
     swaps = plan.layout.uses_nvme
     path = rundir.run.nvme_path if swaps and rundir.run.nvme_path else str(rundir.path)
     check = "nvme" if swaps else "disk-speed"
     try:
-        done = run(place, ["-m", MEASUREMENTS, "disk", path, str(DISK_BYTES)])
+        done = run(host, ["-m", MEASUREMENTS, "disk", path, str(DISK_BYTES)])
     except subprocess.TimeoutExpired:
-        return warning(check, f"{path}: half a GiB took more than {LIMIT_S} s", "look at the disk", place.host)
+        return warning(check, f"{path}: half a GiB took more than {LIMIT_S} s", "look at the disk", host)
     if done.returncode != 0:
         said = f"{path}: {last_line(done.stderr, 'no word')}"
         fix = "a directory on a disk of the node's own"
-        return failure(check, said, fix, place.host) if swaps else skipped(check, said, place.host)
-    return judged_disk(json.loads(done.stdout.splitlines()[-1]), plan, place.host)
+        return failure(check, said, fix, host) if swaps else skipped(check, said, host)
+    return judged_disk(json.loads(done.stdout.splitlines()[-1]), plan, host)
 
 
 def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> CheckResult:
@@ -145,7 +145,7 @@ def _slowdown(check: str, said: str, plan: Plan, changed: ClusterSpec, host: str
     return warning(check, said, fix, host) if ratio > SLOWER_WARNING else ok(check, said, host)
 
 
-def _interface(place: Place, first: str) -> str | None:
+def _interface(host: str, first: str) -> str | None:
     """The host's network interface to the other hosts. By default gloo uses the interface of the host's own name."""
     script = (
         "import socket, subprocess, sys\n"
@@ -157,5 +157,5 @@ def _interface(place: Place, first: str) -> str | None:
         "    w = line.split()\n"
         "    if w[3].split('/')[0] == a: print(w[1])\n"
     )
-    done = run(place, ["-c", script, first])
+    done = run(host, ["-c", script, first])
     return done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else None

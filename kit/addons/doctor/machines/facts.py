@@ -17,7 +17,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,10 +36,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _is(word: str) -> Callable[[str], bool]:
-    return lambda text: text == word
-
-
 _GPU_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "index": ("index", int),
     "name": ("name", str),
@@ -50,11 +45,11 @@ _GPU_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "uncorrected_ecc_errors": ("ecc.errors.uncorrected.volatile.total", _number),
     "sm_mhz": ("clocks.current.sm", _number),
     "max_sm_mhz": ("clocks.max.sm", _number),
-    "slowed_by_power": ("clocks_throttle_reasons.hw_slowdown", _is("Active")),
-    "slowed_by_heat": ("clocks_throttle_reasons.hw_thermal_slowdown", _is("Active")),
+    "slowed_by_power": ("clocks_throttle_reasons.hw_slowdown", "Active".__eq__),
+    "slowed_by_heat": ("clocks_throttle_reasons.hw_thermal_slowdown", "Active".__eq__),
     "temperature_c": ("temperature.gpu", _number),
-    "retired_pages_pending": ("retired_pages.pending", _is("Yes")),
-    "persistence": ("persistence_mode", _is("Enabled")),
+    "retired_pages_pending": ("retired_pages.pending", "Yes".__eq__),
+    "persistence": ("persistence_mode", "Enabled".__eq__),
     # The application clock (nvidia-smi -ac), and its default.
     "set_mhz": ("clocks.applications.graphics", _number),
     "default_mhz": ("clocks.default_applications.graphics", _number),
@@ -114,15 +109,12 @@ def gather(request: dict[str, Any]) -> Facts:
         "memory": host_memory,
         "shm_free_bytes": lambda: shutil.disk_usage("/dev/shm").free,
         "limits": lambda: {name: resource.getrlimit(getattr(resource, key))[0] for name, key in LIMITS.items()},
-        "cores": lambda: len(os.sched_getaffinity(0)),
         "hub_token": lambda: bool(os.environ.get("HF_TOKEN")) or (Path.home() / ".cache/huggingface/token").is_file(),
-        "hub_offline": lambda: os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True"),
         "contents": lambda: {path: digest(Path(path)) for path in request.get("paths", [])},
         "writable": lambda: {path: _writable(Path(path)) for path in request.get("writable", [])},
         "ports": lambda: {str(port): _port_is_free(port) for port in request.get("ports", [])},
     }
-    found = {name: _or_error(read) for name, read in facts.items()}
-    return {**found, "time": time.time()}
+    return {name: _or_error(read) for name, read in facts.items()}
 
 
 def digest(path: Path) -> str | None:

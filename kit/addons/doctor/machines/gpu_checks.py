@@ -146,8 +146,10 @@ GPU_CHECKS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "failure",
-            lambda h: h.needs("cpu_adam") and h.tools["nvcc"] and _major(h.tools["nvcc"]) != _major(h["torch_cuda"]),
-            lambda h: f"nvcc is {h.tools['nvcc']} and torch is built for CUDA {h['torch_cuda']}: DeepSpeed refuses",
+            lambda h: (
+                h.needs("cpu_adam") and h["tools"]["nvcc"] and _major(h["tools"]["nvcc"]) != _major(h["torch_cuda"])
+            ),
+            lambda h: f"nvcc is {h['tools']['nvcc']} and torch is built for CUDA {h['torch_cuda']}: DeepSpeed refuses",
             lambda h: f"CUDA toolkit {h['torch_cuda']}, or DS_SKIP_CUDA_CHECK=1 if you know that they agree",
         ),
         good(

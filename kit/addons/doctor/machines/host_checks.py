@@ -33,10 +33,10 @@ def _versions(host: Host) -> CheckResult:
 def _uncompilable(host: Host) -> list[str]:
     """What to install before DeepSpeed can compile CPU Adam and asynchronous I/O, which it does on first use."""
     installs = {
-        "apt-get install g++": not host.tools["g++"],
-        "pip install ninja": not host.tools["ninja"],
+        "apt-get install g++": not host["tools"]["g++"],
+        "pip install ninja": not host["tools"]["ninja"],
         "apt-get install libaio-dev (Red Hat: libaio-devel)": host.needs("nvme_gib") and not host["libaio"],
-        f"the CUDA toolkit {host['torch_cuda']} (nvcc)": host.needs("cuda") and not host.tools["nvcc"],
+        f"the CUDA toolkit {host['torch_cuda']} (nvcc)": host.needs("cuda") and not host["tools"]["nvcc"],
     }
     return [install for install, absent in installs.items() if absent]
 
@@ -91,7 +91,7 @@ CHECKS: dict[str, tuple[Row, ...]] = {
             "DeepSpeed's operators cannot be compiled",
             lambda h: "; ".join(_uncompilable(h)),
         ),
-        good(lambda h: f"g++ {h.tools['g++']}, ninja {h.tools['ninja']}"),
+        good(lambda h: f"g++ {h['tools']['g++']}, ninja {h['tools']['ninja']}"),
     ),
     **GPU_CHECKS,
     # Host memory for offload.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from kit.addons.doctor.machines.facts import Facts
 from kit.addons.doctor.machines.host_checks import check_host
 from kit.addons.doctor.machines.needs import requirements_of
-from kit.addons.doctor.machines.remote import Place, all_facts, clock_skews, connections
+from kit.addons.doctor.machines.remote import all_facts, clock_skews, connections
 from kit.addons.doctor.machines.results import merged
 from kit.emit.run_directory import RunDirectory
 from kit.preflight.check_result import HERE, CheckResult, State, failure, ok, warning
@@ -31,7 +31,7 @@ DIFFERENT: dict[tuple[str, ...], State] = {
 def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT) -> list[CheckResult]:
     """Checks these hosts (by default this machine) for the run ``rundir``, or without a run. Failures come first."""
     required = requirements_of(rundir) if rundir else None
-    places = [Place(host) for host in hosts] or [Place(HERE)]
+    asked = list(hosts) or [HERE]
     request: dict[str, Any] = {
         "paths": list(required.paths) if required else [],
         "writable": [p for p in (required.checkpoint_directory, required.nvme_path) if p] if required else [],
@@ -39,23 +39,22 @@ def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT)
         "ports": [port],
     }
     with contextlib.ExitStack() as until:
-        mark = _mark(rundir, until) if rundir and len(places) > 1 else None
+        mark = _mark(rundir, until) if rundir and len(asked) > 1 else None
         if mark is not None:
             request["paths"].append(str(mark))
-        facts, results = all_facts(places, request)
+        facts, results = all_facts(asked, request)
     if mark is not None:
         results += _shared({host: own["contents"].pop(str(mark), None) for host, own in facts.items()}, mark)
     for host, own in facts.items():
         results += check_host(own, required, host)
-    if len(places) > 1 and len(facts) > 1:
+    if len(asked) > 1 and len(facts) > 1:
         for between in _BETWEEN:
             results += between(facts)
-        reached = [place for place in places if place.host in facts]
-        results += clocks(clock_skews(reached))
+        results += clocks(clock_skews(list(facts)))
         if all(own["ports"].get(str(port)) for own in facts.values()):
-            results += reach(connections(reached, port), port)
-    if required is not None and len(places) not in (1, required.num_nodes):
-        said = f"{len(places)} hosts, and the plan has {required.num_nodes} nodes"
+            results += reach(connections(list(facts), port), port)
+    if required is not None and len(asked) not in (1, required.num_nodes):
+        said = f"{len(asked)} hosts, and the plan has {required.num_nodes} nodes"
         results.append(failure("hosts", said, "the hostfile of this job, or plan for these nodes"))
     return merged(results)
 
@@ -63,11 +62,9 @@ def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT)
 def _mark(rundir: RunDirectory, until: contextlib.ExitStack) -> Path | None:
     """A temporary file in the run directory, with which hosts check that they share the file system. None if it cannot
     be written, which another check reports."""
-    path = rundir.path / f".kit-doctor-{secrets.token_hex(6)}"
     with contextlib.suppress(OSError):
-        path.write_text("seen", encoding="ascii")
-        until.callback(path.unlink, missing_ok=True)
-        return path
+        mark = tempfile.NamedTemporaryFile(dir=rundir.path, prefix=".kit-doctor-")  # noqa: SIM115
+        return Path(until.enter_context(mark).name)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -11,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,19 +26,14 @@ SOCKETS = str(Path(__file__).with_name("sockets.py").resolve())
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Place:
-    """A host on which programs run; ``localhost`` is this machine, without ssh."""
-
-    host: str
-
-    def words(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
-        """A command line that runs this interpreter on the host. Paths must be the same on all hosts."""
-        given = dict(environment or {})
-        if path := os.environ.get("PYTHONPATH"):
-            given.setdefault("PYTHONPATH", os.path.abspath(path) if os.pathsep not in path else path)
-        words = ["env", *(f"{name}={value}" for name, value in given.items()), sys.executable, *arguments]
-        return words if self.host == HERE else [*SSH, self.host, shlex.join(words)]
+def words(host: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
+    """A command line that runs this interpreter on a host, on this machine without ssh. Paths must be the same on all
+    hosts."""
+    given = dict(environment or {})
+    if path := os.environ.get("PYTHONPATH"):
+        given.setdefault("PYTHONPATH", os.path.abspath(path) if os.pathsep not in path else path)
+    program = ["env", *(f"{name}={value}" for name, value in given.items()), sys.executable, *arguments]
+    return program if host == HERE else [*SSH, host, shlex.join(program)]
 
 
 def read_hostfile(path: Path) -> list[str]:
@@ -55,79 +50,72 @@ def read_hostfile(path: Path) -> list[str]:
     return hosts
 
 
-def all_facts(
-    places: Sequence[Place], request: Mapping[str, Any]
-) -> tuple[dict[str, dict[str, Any]], list[CheckResult]]:
+def all_facts(hosts: Sequence[str], request: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[CheckResult]]:
     """(host → its facts, a failure for each host that could not be reached)."""
 
-    def ask(place: Place) -> dict[str, Any] | CheckResult:
+    def ask(host: str) -> dict[str, Any] | CheckResult:
         try:
-            done = run(place, ["-m", FACTS, json.dumps(request)])
+            done = run(host, ["-m", FACTS, json.dumps(request)])
         except subprocess.TimeoutExpired:
-            return failure(
-                "ssh", f"no answer in {LIMIT_S} s", "log in by hand; a file system may hang there", place.host
-            )
+            return failure("ssh", f"no answer in {LIMIT_S} s", "log in by hand; a file system may hang there", host)
         if done.returncode != 0:
-            return _why(place.host, done)
+            return _why(host, done)
         facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return facts
 
-    answers = dict(zip((place.host for place in places), at_once(ask, places), strict=True))
+    answers = dict(zip(hosts, at_once(ask, hosts), strict=True))
     facts = {host: answer for host, answer in answers.items() if isinstance(answer, dict)}
     return facts, [answer for answer in answers.values() if isinstance(answer, CheckResult)]
 
 
-def clock_skews(places: Sequence[Place]) -> dict[str, float]:
+def clock_skews(hosts: Sequence[str]) -> dict[str, float]:
     """Host → seconds by which its clock is ahead of this host's, minus the uncertainty of the round trip."""
 
-    def ask(place: Place) -> float:
+    def ask(host: str) -> float:
         before = time.time()
-        done = run(place, ["-c", "import time; print(time.time())"])
+        done = run(host, ["-c", "import time; print(time.time())"])
         after = time.time()
         if done.returncode != 0:
             return 0.0
         skew = float(done.stdout.split()[-1]) - (before + after) / 2
         return math.copysign(max(0.0, abs(skew) - (after - before) / 2), skew)
 
-    return dict(zip((place.host for place in places), at_once(ask, places), strict=True))
+    return dict(zip(hosts, at_once(ask, hosts), strict=True))
 
 
-def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str | None]]:
-    """Lets each host connect to the first host (rendezvous) and to the next host (ring)."""
-    names = [place.host for place in places]
-    listeners = [
+def connections(hosts: Sequence[str], port: int) -> dict[str, dict[str, str | None]]:
+    """Lets each host connect to the first host (rendezvous) and to the next host (ring). Empty for a host that could
+    not try."""
+    started: list[Any] = [  # with pipes, of which the type says that they may not be there
         subprocess.Popen(
-            place.words([SOCKETS, "listen", str(port), str(LIMIT_S)]),
+            words(host, [SOCKETS, str(port), str(LIMIT_S), *sorted({hosts[0], following} - {host})]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
         )
-        for place in places
+        for host, following in zip(hosts, (*hosts[1:], hosts[0]), strict=True)
     ]
     try:
-        for listener in listeners:
-            assert listener.stdout is not None
-            next((line for line in listener.stdout if line == b"listening\n"), None)
-
-        def ask(index: int) -> dict[str, str | None]:
-            targets = sorted({names[0], names[(index + 1) % len(names)]} - {names[index]})
-            done = run(places[index], [SOCKETS, "connect", str(port), "3", *targets])
-            found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-            return found
-
-        return dict(zip(names, at_once(ask, range(len(places))), strict=True))
+        for each in started:
+            next((line for line in each.stdout if line == "listening\n"), None)
+        for each in started:
+            with contextlib.suppress(BrokenPipeError):
+                each.stdin.write("\n")  # all listen
+        return {host: json.loads(each.stdout.readline() or "{}") for host, each in zip(hosts, started, strict=True)}
     finally:
-        for listener in listeners:
-            listener.communicate(timeout=LIMIT_S)  # closes stdin, which ends the listener on its host too
+        for each in started:
+            each.communicate(timeout=LIMIT_S)  # closes stdin, which ends the listener on its host too
 
 
 def run(
-    place: Place, arguments: Sequence[str], environment: Mapping[str, str] | None = None, limit_s: float | None = None
+    host: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None, limit_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs kit's Python with ``arguments`` on the host. The answer is the last line: a login may print others before
-    it. Raises TimeoutExpired."""
-    words = place.words(arguments, environment)
-    return subprocess.run(words, capture_output=True, text=True, timeout=limit_s or LIMIT_S)
+    """Runs kit's Python with ``arguments`` on a host. The answer is the last line: a login may print others before it.
+    Raises TimeoutExpired."""
+    program = words(host, arguments, environment)
+    return subprocess.run(program, capture_output=True, text=True, timeout=limit_s or LIMIT_S)
 
 
 def at_once(function: Callable[[Any], T], items: Sequence[Any], most: int = AT_ONCE) -> list[T]:

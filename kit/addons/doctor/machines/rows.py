@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,6 @@ class Host:
     def needs(self, name: str, without: Any = 0) -> Any:
         """A requirement of the plan; ``without`` where there is no plan."""
         return without if self.required is None else getattr(self.required, name)
-
-    @property
-    def tools(self) -> Mapping[str, str | None]:
-        """Program → its version or path."""
-        tools: dict[str, str | None] = self["tools"]
-        return tools
 
 
 Of = Callable[[Host], Any]

@@ -1,44 +1,48 @@
-"""A listener, and connections: ``python sockets.py listen PORT SECONDS`` or ``connect PORT SECONDS HOST…``.
+"""Listens on a port and connects to it on other hosts: ``python sockets.py PORT SECONDS HOST…``.
+
+It prints ``listening``, waits for a line, which comes when every host listens, and prints what ``reached`` says of each
+host. It listens on until its input ends, as it does when ssh goes, and no longer than so many seconds.
 
 Run as a file, not as a module: it imports nothing of kit, and many start at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import select
+import signal
 import socket
 import sys
-import time
+import threading
+
+CONNECT_S = 3.0
 
 
-def listen(port: int, seconds: float) -> None:
-    """Accept connections for so long, or until standard input ends, as it does when ssh goes; says ``listening``."""
-    with socket.create_server(("", port)) as server:
-        print("listening", flush=True)
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([server, sys.stdin], [], [], left)
-            if sys.stdin in ready:
-                return
-            if server in ready:
-                server.accept()[0].close()
+def reached(host: str, port: int) -> str | None:
+    """Why a host cannot be reached; None where it can."""
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
-def connect(targets: list[str], port: int, seconds: float) -> dict[str, str | None]:
-    """Host → why it cannot be reached; None where it can."""
-    found: dict[str, str | None] = {}
-    for host in targets:
-        try:
-            socket.create_connection((host, port), timeout=seconds).close()
-            found[host] = None
-        except OSError as error:
-            found[host] = error.strerror or str(error)
-    return found
+def accept(server: socket.socket) -> None:
+    """Accepts connections for ever."""
+    while True:
+        server.accept()[0].close()
+
+
+def main(port: int, seconds: int, targets: list[str]) -> None:
+    """Print ``listening``, and then the JSON of host → why it cannot be reached."""
+    signal.alarm(seconds)
+    with contextlib.suppress(OSError):  # of a port that is taken the other hosts tell
+        threading.Thread(target=accept, args=(socket.create_server(("", port)),), daemon=True).start()
+    print("listening", flush=True)
+    sys.stdin.readline()
+    print(json.dumps({host: reached(host, port) for host in targets}), flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "listen":
-        listen(int(sys.argv[2]), float(sys.argv[3]))
-    else:
-        print(json.dumps(connect(sys.argv[4:], int(sys.argv[2]), float(sys.argv[3]))))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
