@@ -11,6 +11,7 @@ from kit.addons.lint.shell_words import shell_lines
 WORDS = {
     "run 'b c' \"d $X\" e\\ f": ["run", "b c", "d 1", "e f"],
     "run --x=$X ${Y:-7} ${Z:=q} ${X:-9} $UNSET": ["run", "--x=1", "7", "q", "1", None],
+    'run "" ${Z:-a b;} "${Z:-a $X}"': ["run", "", "a", "b;", "a 1"],
     "run $((X + 15)) $(expr 16 / $X) $(nproc) `date`": ["run", "16", "16", None, None],
     'A=(--a 1\n --b "2 3" # why\n)\nrun "${A[@]}" ${A[*]} end': [
         "run",
@@ -37,6 +38,7 @@ WORDS = {
     "for Q in 1 2; do\nrun $Q\ndone": ["run", None],
     "cat <<EOF\nrun wrong\nEOF\nrun right": ["run", "right"],
     "Q=3 run $Q": ["run", None],
+    "Q=1 && Q=1\nX=1 || Q=2\nrun $Q": ["run", None],
     "run '$X' \"\\$X\"": ["run", "$X", "$X"],
     "read -r -d '' V <<EOF\na \\\n  b\nEOF\nrun $V": ["run", "a", "b"],
     'run "$@" a': ["run", "$@", "a"],

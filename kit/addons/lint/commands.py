@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 
 from kit.addons.lint.finding import Changes, Finding, Severity
 from kit.addons.lint.job import Job
@@ -145,7 +144,7 @@ def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:
     job, reads = job or Job.of_batch(text), re.search(r"(?m)^[ \t]*(?:source|\.)[ \t]", text) is not None
     for line in shell_lines(text, written=True):
         words = said(line, text)
-        if (found := _command(words, file, number_of(line, text))) is not None:
+        if (found := _command(words, file, line, text)) is not None:
             of_line = (word.partition("=")[2] for word in words if word.startswith("CUDA_VISIBLE_DEVICES="))
             devices = next(of_line, line.variables.get("CUDA_VISIBLE_DEVICES") or "")
             whole = text[line.words[0].start : line.words[-1].end].replace("\\\n", " ")
@@ -155,13 +154,7 @@ def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:
 
 def number_of(line: Line, text: str) -> int:
     """The number of the line of the script where a command begins."""
-    return bisect_left(_ends(text), line.words[0].start) + 1
-
-
-@lru_cache(maxsize=4)
-def _ends(text: str) -> list[int]:
-    """Where lines end: every command of a script asks."""
-    return [found.start() for found in re.finditer("\n", text)]
+    return text.count("\n", 0, line.words[0].start) + 1
 
 
 def said(line: Line, text: str) -> list[str]:
@@ -221,20 +214,20 @@ def number(value: str | None) -> int | None:
     return int(value) if value is not None and value.isdecimal() else None
 
 
-def _command(words: Sequence[str], file: str, line: int) -> Command | None:
+def _command(words: Sequence[str], file: str, line: Line, text: str) -> Command | None:
     for at in range(len(words)):
         for launcher, form in ((each, form) for each in LAUNCHERS for form in each.forms):
             if _starts(words, at, form):
                 rest = words[at + len(form) :]
                 options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
                 former = form[-1] == "torch.distributed.launch"
-                opaque = any(_VARIABLE.match(word) for word in rest)
-                return Command(launcher.name, file, line, former, options, program, tuple(arguments), opaque)
+                opaque, number = any(_VARIABLE.match(word) for word in rest), number_of(line, text)
+                return Command(launcher.name, file, number, former, options, program, tuple(arguments), opaque)
     for at, word in enumerate(words):
         module = word == "-m" and words[at + 1 : at + 2] and words[at + 1] not in _NO_TRAINING
         if (module or word.endswith(".py")) and _python_before(words, at, variables=word == "-m"):
             program, *arguments = words[at + bool(module) :]
-            return Command("python", file, line, False, (), program, tuple(arguments))
+            return Command("python", file, number_of(line, text), False, (), program, tuple(arguments))
     return None
 
 

@@ -34,8 +34,9 @@ def broken_line(text: str, found: Sequence[Command]) -> Iterator[Finding]:
     launches = {command.line: command for command in found}
     raw = text.splitlines()
     for before, line in itertools.pairwise(shell_lines(text)):
-        last, number, first = launches.get(number_of(before, text)), number_of(line, text), said(line, text)[0]
-        if last is not None and first.startswith("--"):
+        first = said(line, text)[0]
+        if first.startswith("--") and (last := launches.get(number_of(before, text))) is not None:
+            number = number_of(line, text)
             blank = re.search(r"\\[ \t]+$", raw[number - 2]) if number > 1 else None
             why = f"{first[:60]} is a command of its own here: the launch ends before it"
             fix = "remove the blank behind the backslash above" if blank else "end the line above with a backslash"

@@ -6,26 +6,40 @@ variable of the caller or another program decides is None.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-_BLANKS = re.compile(r"(?:[ \t\r]|\\\n|#[^\n]*)*")
-_REDIRECTED = re.compile(r"\d*[<>]+(?:(&[\d-]+)|&)?")
-_ASSIGNS = re.compile(r"(\w+)(\+?)=")
-_BARE = re.compile(
-    r"\\(?!\n)(?P<escaped>.?)|'(?P<quoted>[^']*)'?|(?P<opens>\")|(?P<expands>[$`])|"
-    r"(?P<plain>[^ \t\r\n;&|()<>'\"\\$`]+)",
-    re.S,
+
+def _unnamed(pattern: str) -> str:
+    """The same text, of which no part is asked for."""
+    return re.sub(r"\?P<\w+>", "?:", pattern)
+
+
+_PARENTHESES = functools.reduce(lambda inner, _: rf"\((?:[^()]|{inner})*+\)?", range(16), r"\([^()]*+\)?")
+"""From one to the one that closes it; others in it nest so deep."""
+_EXPANDS = (
+    rf"(?P<expands>`[^`]*`?|\$(?:(?P<command>{_PARENTHESES})|(?P<name>\w+)|"
+    r"\{(?P<braced>\w+)(?P<all>\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?\}|[@*#?!$-])?)"
+)
+"""What ``$`` or a backtick begins."""
+_IN_QUOTES = rf"\\(?:\n|(?P<escaped>.?))|{_EXPANDS}|(?P<plain>[^\"\\$`]+)"
+"""A part of a text between double quotes."""
+_BARE = (
+    rf"\\(?!\n)(?P<escaped>.?)|'(?P<quoted>[^']*)'?|\"(?P<inner>(?:{_unnamed(_IN_QUOTES)})*+)\"?|{_EXPANDS}|"
+    r"(?P<plain>[^ \t\r\n;&|()<>'\"\\$`]+)"
 )
 """A part of a word. A backslash at the end of a line ends the word."""
-_IN_QUOTES = re.compile(r"\\(?:\n|(?P<escaped>.?))|(?P<expands>[$`])|(?P<plain>[^\"\\$`]+)", re.S)
-"""A part of a text between double quotes."""
-_EXPANSION = re.compile(
-    r"(?P<command>\$\()|`[^`]*`?|"
-    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?P<all>\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?\}|[@*#?!$-])?"
+_WORD = rf"(?:{_unnamed(_BARE)})"
+_BLANK = r"(?:[ \t\r]|\\\n|#[^\n]*)"
+_TOKEN = re.compile(
+    rf"{_BLANK}+|\d*[<>]+(?:&[\d-]+|&?{_BLANK}*{_WORD}*)|(?P<ends>&&|\|\||[\n;&|()]|\Z)|(?P<word>{_WORD}+)", re.S
 )
+"""Blanks, a redirection with its file, the end of a command, or a word."""
+_PARTS, _QUOTED_PARTS = re.compile(_BARE, re.S), re.compile(_IN_QUOTES, re.S)
+_ASSIGNS = re.compile(r"(\w+)(\+?)=")
 _HEREDOC = re.compile(
     r"(?:\bread\b[^\n;|]*?(?P<name>\w+)[ \t]*)?<<-?\s*(['\"]?)(?P<end>\w+)\2[^\n]*\n(?P<body>.*?)^\s*(?P=end)[ \t]*$",
     re.M | re.S,
@@ -62,91 +76,59 @@ class Line:
 
 
 @dataclass
-class _Scanner:
+class _Reader:
     text: str
-    at: int = 0
-    depth: int = 0
-    """Conditions and loops around the command."""
-    put_in: int = 0
-    """Characters and words that variables put in so far."""
     variables: dict[str, str | None] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
+    put_in: int = 0
+    """Characters and words that variables put in so far."""
 
     def lines(self) -> Iterator[Line]:
-        conditional = False
-        while self.at < len(self.text):
-            line = self._line(conditional)
-            if line.words:
-                yield line
-            conditional = self.text.startswith(("&&", "||"), self.at)
-            self.at += 2 if conditional else 1
-
-    def _line(self, conditional: bool) -> Line:
-        """The words up to a newline or an operator, which is left."""
+        depth, conditional = 0, False  # conditions and loops around a command; && or || before it
         words: list[Word] = []
-        own: dict[str, str | None] = {}
-        while self._skip_blanks():
-            if not words and (assigned := self._passed(_ASSIGNS)):
-                self._assignment(assigned, own, self.depth > 0 or conditional)
-                continue
-            words += self._word()
-            first = words[0].value if len(words) == 1 else None
-            self.depth += (first in _OPENS) - (first in _CLOSES and self.depth > 0)
-            words = [] if first in _PREFIXES else words
-        if len(words) > 1 and words[0].value == "for":
-            self.variables[words[1].value or ""] = None
-            words = []
-        if not words:
-            self.variables |= own
-        return Line(tuple(words), {**self.variables, **own})
+        own: dict[str, str | None] = {}  # the variables of this command
+        tokens = _TOKEN.finditer(self.text)
+        for token in tokens:
+            if token["word"] and not words and (assigned := _ASSIGNS.match(token["word"])):
+                value = token.start() + assigned.end()
+                if self.text.startswith("(", value):
+                    inside = itertools.takewhile(lambda each: each["ends"] != ")", tokens)
+                    elements = [word for each in inside if each["word"] for word in self._words(*each.span())]
+                    self._assign_array(assigned, elements, depth > 0 or conditional)
+                else:
+                    own[assigned[1]] = self._assigned(assigned, value, token.end(), depth > 0 or conditional)
+            elif token["word"]:
+                words += self._words(*token.span())
+                first = words[0].value if len(words) == 1 else None
+                depth += (first in _OPENS) - (first in _CLOSES and depth > 0)
+                words = [] if first in _PREFIXES else words
+            elif token["ends"] is not None:
+                if len(words) > 1 and words[0].value == "for":
+                    own[words[1].value or ""] = None
+                    words = []
+                if words:
+                    yield Line(tuple(words), {**self.variables, **own})
+                else:
+                    self.variables |= own
+                words, own, conditional = [], {}, token["ends"] in ("&&", "||")
 
-    def _passed(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What stands here; the scanner goes behind it."""
-        if found := pattern.match(self.text, self.at):
-            self.at = found.end()
-        return found
-
-    def _skip_blanks(self) -> bool:
-        """To the next word of this command, behind redirections; False at its end."""
-        self._passed(_BLANKS)
-        while redirected := self._passed(_REDIRECTED):
-            if redirected[1] is None and self._skip_blanks():
-                self._word()
-            self._passed(_BLANKS)
-        return self.text[self.at : self.at + 1] not in ("", *"\n;&|()")
-
-    def _assignment(self, assigned: re.Match[str], own: dict[str, str | None], conditional: bool) -> None:
-        """``own``: the variables of this command, which a value is added to. An array is the script's."""
-        name = assigned[1]
-        if self.text.startswith("(", self.at):
-            self.at += 1
-            words = self._elements()
-            array = self.arrays.get(name, []) if assigned[2] else []
-            is_alternative = conditional and words and words[0].value in {word.value for word in array}
-            self.arrays[name] = array if is_alternative else [*array, *words]
-            return
-        words = self._word()
-        held = self.variables.get(name, "") if assigned[2] else ""
+    def _assigned(self, assigned: re.Match[str], start: int, end: int, conditional: bool) -> str | None:
+        """The value of a variable; None also where a condition decides which of two it is."""
+        words = self._words(start, end)
+        held = self.variables.get(assigned[1], "") if assigned[2] else ""
         is_known = held is not None and all(word.value for word in words)
         value = f"{held}{' '.join(word.value or '' for word in words)}" if is_known else None
-        known = self.variables.get(name, value)
-        own[name] = value if not conditional or known in (value, "", None) else None
+        known = self.variables.get(assigned[1], value)
+        return value if not conditional or known in (value, "", None) else None
 
-    def _elements(self) -> list[Word]:
-        """The words of an array, up to the parenthesis that closes it."""
-        words: list[Word] = []
-        while self.text[self.at : self.at + 1] not in (")", ""):
-            if self._skip_blanks():
-                words += self._word()
-            else:
-                self.at += not self.text.startswith(")", self.at)
-        self.at += 1
-        return words
+    def _assign_array(self, assigned: re.Match[str], words: list[Word], conditional: bool) -> None:
+        array = self.arrays.get(assigned[1], []) if assigned[2] else []
+        is_alternative = conditional and words and words[0].value in {word.value for word in array}
+        self.arrays[assigned[1]] = array if is_alternative else [*array, *words]
 
-    def _word(self) -> list[Word]:
+    def _words(self, start: int, end: int) -> list[Word]:
         """One word as it is written: none or several where it is an array, or a variable with blanks."""
-        start = self.at
-        found = list(self._parts(_BARE))
+        found = list(self._parts(_PARTS, start, end))
         kinds = {kind for kind, _ in found}
         arrays = [(kind, part) for kind, part in found if isinstance(part, list)]
         if arrays and "plain" not in kinds:
@@ -154,32 +136,25 @@ class _Scanner:
             return array if kind == "quoted" else [each for word in array for each in word.split()]
         parts = [part for _, part in found if not isinstance(part, list)]
         value = None if None in parts else "".join(part or "" for part in parts)
-        word = Word(value, start, self.at)
+        word = Word(value, start, end)
         return [word] if {"plain", "quoted"} & kinds else word.split()
 
-    def _parts(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, str | list[Word] | None]]:
+    def _parts(self, pattern: re.Pattern[str], start: int, end: int) -> Iterator[tuple[str, str | list[Word] | None]]:
         """(kind, value) of each part of a word: an array is the list of its words."""
-        while found := pattern.match(self.text, self.at):
+        for found in pattern.finditer(self.text, start, end):
             kind = found.lastgroup or "plain"
             if kind == "expands":
-                yield kind, self._expansion()
-                continue
-            self.at = found.end()
-            if kind == "opens":
+                yield kind, self._expansion(found)
+            elif kind == "inner":
                 yield "quoted", ""
-                yield from (("quoted", part) for _, part in self._parts(_IN_QUOTES))
-                self.at += 1
+                yield from (("quoted", part) for _, part in self._parts(_QUOTED_PARTS, *found.span("inner")))
             else:
                 yield kind, found[kind] or ""
 
-    def _expansion(self) -> str | list[Word] | None:
+    def _expansion(self, found: re.Match[str]) -> str | list[Word] | None:
         """What ``$`` or a backtick makes. An array of words, where it is one."""
-        begin, found = self.at, self._passed(_EXPANSION)
-        assert found is not None, "begins with a dollar sign or a backtick"
         if found["command"]:
-            self.at = self._closing()
-            inner = self.text[begin + 2 : self.at - 1]
-            return self._computed(inner.removeprefix("(").removesuffix(")").strip())
+            return self._computed(found["command"][1:].removesuffix(")").removeprefix("(").removesuffix(")").strip())
         if (name := found["name"] or found["braced"]) is None:
             return found[0] if found[0] in ("$", "$@", "$*") else None
         array, value = self.arrays.get(name) if found["all"] else None, self.variables.get(name)
@@ -190,14 +165,9 @@ class _Scanner:
             return array
         if value or found["default"] is None:
             return value
-        words = _Scanner(found["default"].strip("\"'"), variables=self.variables)._word()
-        return words[0].value if words else ""
-
-    def _closing(self) -> int:
-        """The place behind the parenthesis that closes the one before this place."""
-        signs, same = itertools.tee(re.compile("[()]").finditer(self.text, self.at))
-        depths = itertools.accumulate(1 if sign[0] == "(" else -1 for sign in same)
-        return next((sign.end() for sign, depth in zip(signs, depths, strict=True) if depth < 0), len(self.text) + 1)
+        default = _Reader(found["default"].strip("\"'"), self.variables)
+        parts = [part for _, part in default._parts(_QUOTED_PARTS, 0, len(default.text))]
+        return None if None in parts else "".join(map(str, parts))
 
     def _computed(self, inner: str) -> str | None:
         """Whole numbers of ``$((…))`` and ``$(expr …)``."""
@@ -220,10 +190,10 @@ def shell_lines(text: str, written: bool = False) -> list[Line]:
     texts = list(itertools.islice(_HEREDOC.finditer(text), _MOST_WRITTEN))
     read = {each["name"]: each["body"].replace("\\\n", " ") for each in texts if each["name"]}
     variables = {name: None if "$" in body else body for name, body in read.items()}
-    scanner = _Scanner(_HEREDOC.sub(lambda each: _blank(each[0]), text), variables=variables)
-    found = list(scanner.lines())
+    reader = _Reader(_HEREDOC.sub(lambda each: _blank(each[0]), text), variables)
+    found = list(reader.lines())
     for each in texts if written else ():
-        handed = _Scanner(_blank(text[: each.start("body")]) + each["body"], variables=dict(scanner.variables))
+        handed = _Reader(_blank(text[: each.start("body")]) + each["body"], dict(reader.variables))
         found += handed.lines()
     return found
 
