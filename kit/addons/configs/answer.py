@@ -18,13 +18,14 @@ from kit.addons.configs.tables import Bound
 from kit.addons.configs.variants import Variant, fastest, nearest, variant, variants
 from kit.addons.configs.workload import Described
 from kit.addons.lint import SCRIPTS, lint, lint_script, named_file
-from kit.addons.lint.finding import Finding, FindingJson
+from kit.addons.lint.finding import Finding
 from kit.cost.estimate import Prediction, predict
 from kit.cost.memory.peak import peak_memory
 from kit.cost.time.step import StepTimer
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.planner.search import EQUALLY_FAST
+from kit.specs import strict_yaml
 
 Verdict = Literal["fits", "does not fit", "may fit", "may not fit"]
 """may fit: it needs at most kit's figure, which is too much. may not: at least one that fits."""
@@ -50,7 +51,7 @@ class ConfigJson(TypedDict):
     """Whether every row is counted as long as the longest."""
     plan: Plan
     gaps: list[str]
-    findings: list[FindingJson]
+    findings: list[Finding]
     nearest: ChangeJson | None
     fastest: ChangeJson | None
     patch: str
@@ -119,7 +120,7 @@ class Answer:
             "worst_case": self.worst_case,
             "plan": self.plan,
             "gaps": [f"{gap.key}: {gap.why}" for gap in self.now.described.gaps],
-            "findings": [finding.as_json() for finding in self.findings],
+            "findings": [strict_yaml.to_plain(finding) for finding in self.findings],
             "nearest": _change(self.nearest) if self.nearest else None,
             "fastest": _change(self.fastest) if self.fastest else None,
             "patch": self.patch,

@@ -240,25 +240,25 @@ def _inline_stage(config: Config) -> float | None:
     return config.number("deepspeed_config.zero_stage") if inline else None
 
 
-def _inline_nvme_path(name: str) -> Case[Config]:
-    key = f"deepspeed_config.offload_{name}_device"
-    return Case(
-        "error",
-        key,
-        lambda c: (
-            _inline_stage(c) is not None
-            and c.get(key) == "nvme"
-            and not c.get(f"deepspeed_config.offload_{name}_nvme_path")
-        ),
-        "nvme without a path",
-        f"add offload_{name}_nvme_path, a directory on every node's own disk",
-    )
+def _without_path(config: Config) -> list[str]:
+    """What DeepSpeed settings inside accelerate's YAML offload to NVMe, and not where."""
+    inline = config.section("deepspeed_config") if _inline_stage(config) is not None else {}
+    on_nvme = [name for name in ("param", "optimizer") if inline.get(f"offload_{name}_device") == "nvme"]
+    return [name for name in on_nvme if not inline.get(f"offload_{name}_nvme_path")]
 
 
 table(
     "accelerate",
     {
-        "nvme-path": (_inline_nvme_path("param"), _inline_nvme_path("optimizer")),
+        "nvme-path": (
+            Each(
+                "error",
+                lambda c, name: f"deepspeed_config.offload_{name}_device",
+                _without_path,
+                "nvme without a path",
+                lambda c, name: f"add offload_{name}_nvme_path, a directory on every node's own disk",
+            ),
+        ),
         "offload-stage": (
             Case(
                 "error",

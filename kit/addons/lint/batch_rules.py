@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kit.addons.lint.config import AUTO, Config, removal
 from kit.addons.lint.finding import Finding
-from kit.addons.lint.rule import Case, Rule, check, table
+from kit.addons.lint.rule import Case, Each, Rule, check, table
 
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -24,16 +24,6 @@ def data_parallel_size(config: Config) -> int | None:
 def _no_batch_size(config: Config, key: str) -> bool:
     size = config.number(key)
     return size is not None and (size < 1 or size != int(size))
-
-
-def _whole(key: str) -> Case[Config]:
-    return Case(
-        "error",
-        key,
-        lambda c: _no_batch_size(c, key),
-        lambda c: f"{c.number(key)} is not a batch size",
-        "use a whole number from 1 on",
-    )
 
 
 table(
@@ -54,7 +44,15 @@ table(
             "ds, accelerate",
             "batch sizes whose product is wrong, alone or on the GPUs given",
             "an assertion fails when all GPUs are already allocated",
-        ): tuple(map(_whole, BATCH_KEYS)),
+        ): (
+            Each(
+                "error",
+                lambda c, key: key,
+                lambda c: [key for key in BATCH_KEYS if _no_batch_size(c, key)],
+                lambda c, key: f"{c.number(key)} is not a batch size",
+                "use a whole number from 1 on",
+            ),
+        ),
     },
 )
 

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from kit.addons.lint.finding import FindingJson
+from kit.addons.lint.finding import Finding
 from kit.cli.options import AsJson, answer, count
 from kit.errors import SpecError
+from kit.specs import strict_yaml
 from kit.specs.text import nearest, refuse
 
-ANSWERS = {"lint": list[FindingJson]}
+ANSWERS = {"lint": list[Finding]}
 _LONGEST_SEQUENCE = 1 << 30
 
 
@@ -80,7 +81,7 @@ def command(
         write_corrected(read_values(paths[0]), own, write_fixed)
     counts = ", ".join(f"{sum(f.severity == s for f in findings)} {s}s" for s in ("error", "warning", "note"))
     last = counts + (f"; corrected copy: {write_fixed}" if write_fixed else "")
-    answer([finding.as_json() for finding in findings], "\n".join([*map(str, findings), last]), as_json)
+    answer([strict_yaml.to_plain(finding) for finding in findings], "\n".join([*map(str, findings), last]), as_json)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
     if all({(finding.rule, finding.severity) for finding in found} == {("not-read", "warning")} for found in of_each):

@@ -115,17 +115,6 @@ def _script_without_launcher(command: Command) -> str | None:
     return command.argument("deepspeed", "deepspeed_config") if command.launcher == "python" else None
 
 
-def _chosen_twice(option: str) -> Case[Command]:
-    """launcher/runner.py, main, refuses a selection of hosts and GPUs together with their number."""
-    return Case(
-        "error",
-        f"--{option}",
-        lambda c: c.launcher == "deepspeed" and c.value("include", "exclude") and c.value(option) is not None,
-        f"--{option} beside --include or --exclude is refused",
-        "keep one of them",
-    )
-
-
 table(
     "launch",
     {
@@ -240,8 +229,18 @@ table(
             ),
         ),
         Rule("chosen-twice", "script", "`--include` or `--exclude` beside a number of GPUs or nodes", "refused"): (
-            _chosen_twice("num_gpus"),
-            _chosen_twice("num_nodes"),
+            # launcher/runner.py, main, refuses a selection of hosts and GPUs together with their number.
+            Each(
+                "error",
+                lambda c, option: f"--{option}",
+                lambda c: [
+                    option
+                    for option in ("num_gpus", "num_nodes")
+                    if c.launcher == "deepspeed" and c.value("include", "exclude") and c.value(option) is not None
+                ],
+                lambda c, option: f"--{option} beside --include or --exclude is refused",
+                "keep one of them",
+            ),
         ),
     },
 )

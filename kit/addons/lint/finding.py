@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from typing_extensions import TypedDict
+from pydantic import Field, computed_field
 
 Severity = Literal["error", "warning", "note"]
 """error: it stops the run, or silently runs something else. warning: it costs memory, speed or a surprise later.
@@ -17,23 +17,9 @@ Changes = tuple[tuple[tuple[str, ...], Any], ...]
 """(path of a key, its new value or ``REMOVE``)."""
 
 
-class FindingJson(TypedDict):
-    """A finding as ``kit lint --json`` prints it."""
-
-    rule: str
-    severity: Severity
-    file: str
-    line: int | None
-    key: str
-    why: str
-    fix: str
-    fixable: bool
-    """Whether ``--write-fixed`` mends it."""
-
-
 @dataclass(frozen=True)
 class Finding:
-    """One finding. ``changes``: what ``--write-fixed`` changes; empty if a person has to decide."""
+    """One finding. ``changes``: what ``--write-fixed`` changes, not in JSON; empty if a person has to decide."""
 
     rule: str
     severity: Severity
@@ -43,22 +29,15 @@ class Finding:
     """Dotted; empty for the file as a whole."""
     why: str
     fix: str
-    changes: Changes = ()
+    changes: Annotated[Changes, Field(exclude=True)] = ()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def fixable(self) -> bool:
+        """Whether ``--write-fixed`` mends it."""
+        return bool(self.changes)
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         key = f"{self.key}: " if self.key else ""
         return f"{place}: {self.severity}: [{self.rule}] {key}{self.why}; {self.fix}"
-
-    def as_json(self) -> FindingJson:
-        """Plain values."""
-        return {
-            "rule": self.rule,
-            "severity": self.severity,
-            "file": self.file,
-            "line": self.line,
-            "key": self.key,
-            "why": self.why,
-            "fix": self.fix,
-            "fixable": bool(self.changes),
-        }

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from kit.addons.lint.config import Config, removal, setting
+from kit.addons.lint.config import removal, setting
 from kit.addons.lint.described import one_fsdp_unit, wrap_policy
-from kit.addons.lint.rule import Case, Rule, table
+from kit.addons.lint.rule import Case, Each, Rule, table
 
 POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 """accelerate/utils/constants.py, FSDP_AUTO_WRAP_POLICY."""
 _POLICY = "fsdp_config.fsdp_auto_wrap_policy"
 
 
-def _of_fsdp1(key: str) -> Case[Config]:
-    dotted = f"fsdp_config.{key}"
-    return Case(
-        "warning",
-        dotted,
-        lambda c: c.number("fsdp_config.fsdp_version") == 2 and c.has(dotted),
-        "of FSDP1; version 2 has no such choice",
-        "use fsdp_reshard_after_forward" if key == "fsdp_sharding_strategy" else "remove it",
-        removal(dotted),
-    )
+_OF_FSDP1 = ("fsdp_use_orig_params", "fsdp_sync_module_states", "fsdp_sharding_strategy", "fsdp_backward_prefetch")
 
 
 table(
@@ -36,10 +27,18 @@ table(
                 "remove it",
                 removal("fsdp_config.fsdp_forward_prefetch"),
             ),
-            _of_fsdp1("fsdp_use_orig_params"),
-            _of_fsdp1("fsdp_sync_module_states"),
-            _of_fsdp1("fsdp_sharding_strategy"),
-            _of_fsdp1("fsdp_backward_prefetch"),
+            Each(
+                "warning",
+                lambda c, key: f"fsdp_config.{key}",
+                lambda c: [
+                    key
+                    for key in _OF_FSDP1
+                    if c.number("fsdp_config.fsdp_version") == 2 and c.has(f"fsdp_config.{key}")
+                ],
+                "of FSDP1; version 2 has no such choice",
+                lambda c, key: "use fsdp_reshard_after_forward" if key == "fsdp_sharding_strategy" else "remove it",
+                lambda c, key: removal(f"fsdp_config.{key}"),
+            ),
         ),
         # FullyShardedDataParallelPlugin: NO_WRAP unless given; set_auto_wrap_policy drops a size of 0.
         Rule("wrap-policy", "accelerate", "FSDP without a wrap policy", "all weights are gathered at once"): (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 
 def _unnamed(pattern: str) -> str:
-    """The same text, of which no part is asked for."""
+    """An expression that matches the same, without names of its parts."""
     return re.sub(r"\?P<\w+>", "?:", pattern)
 
 

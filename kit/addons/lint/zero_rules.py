@@ -33,32 +33,9 @@ def _nvme_path(config: Config, name: str) -> str:
     return path if isinstance(path, str) else ""
 
 
-def _nvme(name: str) -> tuple[tuple[Case[Config], Case[Config]], Case[Config]]:
-    """swap_tensor/partitioned_param_swapper.py joins the path at start."""
-    section = f"zero_optimization.offload_{name}"
-    return (
-        Case(
-            "error",
-            section,
-            lambda c: c.offloaded(name) == "nvme" and not _nvme_path(c, name),
-            "device nvme without nvme_path",
-            "add nvme_path, a directory on every node's own disk",
-        ),
-        Case(
-            "note",
-            f"{section}.nvme_path",
-            lambda c: c.offloaded(name) == "nvme" and (path := _nvme_path(c, name)) and not Path(path).is_dir(),
-            lambda c: f"{_nvme_path(c, name)} is not a directory on this machine",
-            "make sure that every node has it",
-        ),
-    ), Case(
-        "warning",
-        section,
-        lambda c: c.offloaded(name) == "nvme" and not c.has("aio"),
-        "without an aio section reads go one at a time (queue depth 8, one thread), far below a drive's speed",
-        "add aio: block_size 1048576, queue_depth 32, intra_op_parallelism 4",
-        setting("aio", _AIO),
-    )
+def _on_nvme(config: Config) -> list[str]:
+    """What is offloaded there. swap_tensor/partitioned_param_swapper.py joins the path at start."""
+    return [name for name in ("optimizer", "param") if config.offloaded(name) == "nvme"]
 
 
 _AIO = {
@@ -68,7 +45,6 @@ _AIO = {
     "single_submit": False,
     "overlap_events": True,
 }
-(_OPTIMIZER_PATH, _OPTIMIZER_AIO), (_PARAM_PATH, _PARAM_AIO) = _nvme("optimizer"), _nvme("param")
 _GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 _GATHER_TOO = (
     "zero_optimization.stage3_gather_fp16_weights_on_model_save",
@@ -195,10 +171,31 @@ table(
             "ds, accelerate",
             "NVMe without a path, or a path that is not a directory here",
             "fails at start",
-        ): (*_OPTIMIZER_PATH, *_PARAM_PATH),
+        ): (
+            Each(
+                "error",
+                lambda c, name: f"zero_optimization.offload_{name}",
+                lambda c: [name for name in _on_nvme(c) if not _nvme_path(c, name)],
+                "device nvme without nvme_path",
+                "add nvme_path, a directory on every node's own disk",
+            ),
+            Each(
+                "note",
+                lambda c, name: f"zero_optimization.offload_{name}.nvme_path",
+                lambda c: [name for name in _on_nvme(c) if (path := _nvme_path(c, name)) and not Path(path).is_dir()],
+                lambda c, name: f"{_nvme_path(c, name)} is not a directory on this machine",
+                "make sure that every node has it",
+            ),
+        ),
         Rule("nvme-aio", "ds", "NVMe without an aio section", "reads go one at a time, far below a drive's speed"): (
-            _OPTIMIZER_AIO,
-            _PARAM_AIO,
+            Each(
+                "warning",
+                lambda c, name: f"zero_optimization.offload_{name}",
+                lambda c: [] if c.has("aio") else _on_nvme(c),
+                "without an aio section reads go one at a time (queue depth 8, one thread), far below a drive's speed",
+                "add aio: block_size 1048576, queue_depth 32, intra_op_parallelism 4",
+                setting("aio", _AIO),
+            ),
         ),
         # runtime/engine.py, save_16bit_model: without it a stage-3 model is saved as empty tensors.
         Rule(
