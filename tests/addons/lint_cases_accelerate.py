@@ -32,6 +32,7 @@ AT_HOME = TWO_MACHINES | {"main_process_ip": "127.0.0.1"}
 ACCELERATE_CASES = (
     LintCase("unknown-key", LOCAL | {"num_proceses": 2}, LOCAL),
     LintCase("unknown-key", inline(zero_stages=2), inline(zero_stage=2)),
+    LintCase("unknown-key", LOCAL | {"nobody": 2}, LOCAL, says=("no key of accelerate 1.", "; remove it")),
     LintCase("distributed-type", {"num_processes": 2}, LOCAL),
     LintCase("one-process", LOCAL | {"distributed_type": "MULTI_CPU"}, LOCAL | {"distributed_type": "MULTI_GPU"}),
     LintCase("machine-rank", LOCAL | {"machine_rank": 1}, LOCAL),

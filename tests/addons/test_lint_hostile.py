@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.addons.lint import lint
-from kit.addons.lint.known_keys import accelerate_keys, deepspeed_keys
+from kit.addons.lint.known_keys import known_keys
 from kit.specs.catalog import load_model, parse_cluster
 from tests.support import hostile
 
@@ -33,8 +33,10 @@ JOBS = st.recursive(
     hostile.VALUES, lambda inner: st.dictionaries(st.sampled_from(IN_JOBS), inner | LINES, max_size=4), max_leaves=12
 )
 FILES: dict[str, st.SearchStrategy[Any]] = {
-    "ds.json": hostile.filled(deepspeed_keys().tree).map(lambda data: {"zero_optimization": {"stage": 3}} | data),
-    "accelerate.yaml": hostile.filled(accelerate_keys().tree).flatmap(
+    "ds.json": hostile.filled(known_keys("DeepSpeed").tree).map(
+        lambda data: {"zero_optimization": {"stage": 3}} | data
+    ),
+    "accelerate.yaml": hostile.filled(known_keys("accelerate").tree).flatmap(
         lambda data: st.sampled_from(["DEEPSPEED", "FSDP", "NO", []]).map(
             lambda kind: data | {"distributed_type": kind}
         )

@@ -10,7 +10,7 @@ import pytest
 import kit
 from kit.addons.lint import lint
 from kit.addons.lint.job import Job
-from kit.addons.lint.kubernetes_job import PodScript, pod_scripts
+from kit.addons.lint.kubernetes_job import pod_scripts
 from kit.emit.run_directory import files_of
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
@@ -18,9 +18,10 @@ from kit.specs.job import JobSpec
 from tests.support.files import file_with
 
 LINE = "torchrun --nnodes 2 --nproc_per_node 8 --master_addr job-0.job --master_port 29500 --node_rank"
-OF_LIMITS, INDEX, ON_HOST = (
+OF_LIMITS, INDEX, PER_NODE, ON_HOST = (
     {"valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
     "$JOB_COMPLETION_INDEX",
+    "torchrun --nproc_per_node $N t.py",
     "accelerate launch --use_deepspeed --num_processes 8 --zero_stage 2 --offload_optimizer_device cpu t.py",
 )
 
@@ -58,6 +59,7 @@ PAIRS = (
         job(f"{LINE} {INDEX} t.py".replace("job-0.job", "$M"), env={"M": "localhost"}),
         job(f"{LINE} {INDEX} t.py".replace("job-0.job", "$M"), env={"M": "job-0.job"}),
     ),
+    ("unset-variable", job(PER_NODE, env={"M": "8"}), job(PER_NODE, env={"N": OF_LIMITS})),
     ("not-read", job("sleep 1"), job("python t.py")),
     ("one-thread", job(ON_HOST, nodes=1), job(ON_HOST, nodes=1, env={"OMP_NUM_THREADS": "12"})),
     ("one-thread", job(ON_HOST, nodes=1), job(ON_HOST, nodes=1, env={"OMP_NUM_THREADS": OF_LIMITS})),
@@ -72,13 +74,15 @@ def pod(*words: str, **more: Any) -> dict[str, Any]:
     return {"template": {"containers": [{"command": [*words], **more}]}}
 
 
-def told(text: str, nodes: int, gpus: int | None = None, kubeflow: bool = False, *variables: str) -> list[PodScript]:
-    return [PodScript(text, Job("kubernetes", nodes, 1, gpus, ranks_by_environment=kubeflow), variables)]
+def told(
+    text: str, nodes: int, gpus: int | None = None, kubeflow: bool = False, *variables: str
+) -> list[tuple[str, Job]]:
+    return [(text, Job("kubernetes", nodes, 1, gpus, ranks_by_environment=kubeflow, variables=variables))]
 
 
 NAMED = {"env": [{"name": "R", "value": "a b"}, {"name": "Q", "valueFrom": {}}]}
 MASTER_AND_WORKERS = {"Master": {"replicas": 1, **pod("t")}, "Worker": {"replicas": 3}}
-PODS: tuple[tuple[dict[str, Any], list[PodScript]], ...] = (
+PODS: tuple[tuple[dict[str, Any], list[tuple[str, Job]]], ...] = (
     ({"spec": {"completions": 2, "parallelism": 3, **pod("t")}}, told("t", 3)),
     ({"spec": {"completions": 3, "parallelism": 2, **pod("t")}}, told("t", 3)),
     ({"spec": {"jobs": [{"replicas": 2, "template": {"spec": {"parallelism": 4, **pod("t")}}}]}}, told("t", 8)),
@@ -101,12 +105,12 @@ PODS: tuple[tuple[dict[str, Any], list[PodScript]], ...] = (
 
 
 @pytest.mark.parametrize(("data", "scripts"), PODS, ids=range(len(PODS)))
-def test_each_container_has_its_nodes_and_gpus(data: dict[str, Any], scripts: list[PodScript]) -> None:
+def test_each_container_has_its_nodes_and_gpus(data: dict[str, Any], scripts: list[tuple[str, Job]]) -> None:
     assert list(pod_scripts(data)) == scripts
 
 
 @pytest.mark.parametrize(("lists", "scripts"), [(30, told("t", 1)), (31, [])], ids=["as deep as allowed", "deeper"])
-def test_containers_are_searched_thirty_levels_deep(lists: int, scripts: list[PodScript]) -> None:
+def test_containers_are_searched_thirty_levels_deep(lists: int, scripts: list[tuple[str, Job]]) -> None:
     """The container stands in as many lists or mappings, the document's own among them."""
     data: Any = {"command": ["t"]}
     for _ in range(lists - 1):

@@ -58,7 +58,7 @@ from kit.addons.lint.described import NEEDS_BOTH
 from kit.addons.lint.finding import Finding, Severity
 from kit.addons.lint.fix import fixed, write_fixed
 from kit.addons.lint.json_text import parse_json
-from kit.addons.lint.known_keys import accelerate_keys, deepspeed_keys
+from kit.addons.lint.known_keys import known_keys
 from kit.addons.lint.rule import CHECKS, Rule, check
 from kit.addons.lint.scripts import kubernetes, launches, script, text_of
 from kit.addons.lint.trainer_rules import contradicts_config, packs_split_rows
@@ -190,9 +190,12 @@ _TELLING = {
 
 def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
     """The kind of a file, by its keys (misspelt keys count too); None if most keys are unknown."""
-    accelerate = {"accelerate": {*accelerate_keys().tree}}
+    accelerate = {"accelerate": {*known_keys("accelerate").tree}}
     if suffix == ".json":
-        known = {"deepspeed": {*deepspeed_keys().tree, *deepspeed_keys().removed, "bfloat16"}, **accelerate}
+        known = {
+            "deepspeed": {*known_keys("DeepSpeed").tree, *known_keys("DeepSpeed").removed, "bfloat16"},
+            **accelerate,
+        }
     else:
         known = {**accelerate, "recipe": {"model", "cluster", "job", "run", "layout", "extends"}}
     names = [str(key) for key in data][:200]

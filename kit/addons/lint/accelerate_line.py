@@ -6,7 +6,7 @@ from typing import Any
 
 from kit.addons.lint.commands import Command, number, plain_name
 from kit.addons.lint.fix import changed
-from kit.addons.lint.known_keys import accelerate_keys
+from kit.addons.lint.known_keys import known_keys
 from kit.specs.strict_yaml import Document
 
 _KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
@@ -22,7 +22,7 @@ def with_line(command: Command, document: Document) -> Document:
     sections = ["fsdp_config", *["parallelism_config"] * splits]
     data = {key: value for key, value in document.data.items() if key != "parallelism_config" or splits}
     data |= {"distributed_type": kind} if kind is not None else {}
-    known = accelerate_keys()
+    known = known_keys("accelerate")
     places: dict[str, tuple[str, ...]] = {name: (name,) for name in known.tree if known.inside((name,)) is None}
     places |= {name: (section, name) for section in sections for name in known.inside((section,)) or ()}
     if data.get("distributed_type") == "DEEPSPEED":

@@ -11,7 +11,7 @@ from kit.addons.lint.config import Config, removal, setting
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.fix import changed
 from kit.addons.lint.key_rules import unknown_keys
-from kit.addons.lint.known_keys import accelerate_keys, layer_classes
+from kit.addons.lint.known_keys import known_keys, layer_classes
 from kit.addons.lint.rule import Case, Each, Rule, check, table
 from kit.specs.model import ModelSpec
 
@@ -34,9 +34,9 @@ DECIDED_BY_FILE = (
 @check("accelerate")
 def accelerate_unknown_key(config: Config) -> Iterator[Finding]:
     """accelerate refuses an unknown key at the top level and ignores it inside a section."""
-    for finding in unknown_keys(config, accelerate_keys(), "unknown-key"):
+    for finding in unknown_keys(config, known_keys("accelerate"), "unknown-key"):
         section, _, key = finding.key.rpartition(".")
-        is_prefixed = section == "fsdp_config" and f"fsdp_{key}" in (accelerate_keys().inside((section,)) or {})
+        is_prefixed = section == "fsdp_config" and f"fsdp_{key}" in (known_keys("accelerate").inside((section,)) or {})
         if not is_prefixed:  # launch.py adds the prefix itself
             yield finding
 

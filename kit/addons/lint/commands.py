@@ -148,8 +148,10 @@ def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:
             of_line = (word.partition("=")[2] for word in words if word.startswith("CUDA_VISIBLE_DEVICES="))
             devices = next(of_line, line.variables.get("CUDA_VISIBLE_DEVICES") or "")
             whole = text[line.words[0].start : line.words[-1].end].replace("\\\n", " ")
-            threads = reads or _THREADS in line.variables or any(word.startswith(f"{_THREADS}=") for word in words)
-            yield replace(found, starter=_starter(words), visible=devices, threads=threads, job=job, text=whole)
+            known = {*line.variables, *job.variables, *(word.partition("=")[0] for word in words if "=" in word)}
+            yield replace(
+                found, starter=_starter(words), visible=devices, threads=reads or _THREADS in known, job=job, text=whole
+            )
 
 
 def number_of(line: Line, text: str) -> int:

@@ -31,6 +31,8 @@ class Job:
     """Whether the script reads a hostfile."""
     ranks_by_environment: bool = False
     """Whether PET_* variables give torchrun its nodes and ranks, as Kubeflow sets them."""
+    variables: tuple[str, ...] = ()
+    """Names that the job sets."""
 
     @staticmethod
     def of_batch(text: str) -> Job:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kit.addons.lint.config import Config, removal, setting, truth
 from kit.addons.lint.finding import REMOVE, Changes, Finding, Severity
-from kit.addons.lint.known_keys import KnownKeys, deepspeed_keys, near
+from kit.addons.lint.known_keys import KnownKeys, known_keys, near
 from kit.addons.lint.rule import Case, Each, Rule, check, table
 
 REPLACEMENTS = {
@@ -64,7 +64,7 @@ def json_syntax(config: Config) -> Iterator[Finding]:
 )
 def unknown_key(config: Config) -> Iterator[Finding]:
     """DeepSpeed ignores an unknown key at the top level and raises inside its pydantic sections."""
-    yield from unknown_keys(config, deepspeed_keys(), "unknown-key")
+    yield from unknown_keys(config, known_keys("DeepSpeed"), "unknown-key")
 
 
 def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Finding]:
@@ -96,12 +96,12 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
 
 def _removed(config: Config) -> list[str]:
     """runtime/config.py, _reject_removed_config_keys."""
-    return [dotted for dotted in sorted(deepspeed_keys().removed) if config.has(dotted)]
+    return [dotted for dotted in sorted(known_keys("DeepSpeed").removed) if config.has(dotted)]
 
 
 def _deprecated(config: Config) -> list[tuple[str, str]]:
     """(key, its replacement) of fields marked deprecated in the parser's own models."""
-    return [each for each in deepspeed_keys().deprecated.items() if config.has(each[0])]
+    return [each for each in known_keys("DeepSpeed").deprecated.items() if config.has(each[0])]
 
 
 def _undeprecated(config: Config, dotted: str, replacement: str) -> Changes:
@@ -145,7 +145,7 @@ skipped."""
 
 def _out_of_range(config: Config) -> Iterator[tuple[str, str]]:
     """(key, limit) of numbers beyond the limits of the parser's own fields."""
-    limits = {**deepspeed_keys().limits, **(_FP16_LIMITS if config.get("fp16.enabled") is not False else {})}
+    limits = {**known_keys("DeepSpeed").limits, **(_FP16_LIMITS if config.get("fp16.enabled") is not False else {})}
     for dotted, limit in limits.items():
         value = config.number(dotted)
         if value is not None and not all(_within(value, each) for each in limit.split(" and ")):
@@ -179,7 +179,7 @@ table(
                 "error",
                 lambda c, dotted: dotted,
                 _removed,
-                lambda c, dotted: f"removed from DeepSpeed, {deepspeed_keys().version} refuses to start with it",
+                lambda c, dotted: f"removed from DeepSpeed, {known_keys('DeepSpeed').version} refuses to start with it",
                 lambda c, dotted: REPLACEMENTS.get(dotted, "remove it"),
                 lambda c, dotted: removal(dotted),
             ),

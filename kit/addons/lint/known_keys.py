@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kit.specs import strict_yaml
 
@@ -50,30 +50,27 @@ def generated(name: str) -> Mapping[str, Any]:
     return strict_yaml.read(Path(__file__).with_name(name)).data
 
 
-def _load(name: str, reader: str, effect: str) -> KnownKeys:
-    data = generated(name)
+_EFFECTS = {
+    "DeepSpeed": "ignored at the top level and in some sections, refused in others",
+    "accelerate": "refused at the top level, ignored inside a section",
+}
+"""Package → what it does with a key that it does not know."""
+
+
+@cache
+def known_keys(reader: Literal["DeepSpeed", "accelerate"]) -> KnownKeys:
+    """Keys of ``ds_config.json``, or of accelerate's YAML."""
+    data = generated(f"{reader.lower()}_keys.yaml")
     return KnownKeys(
         reader=reader,
         version=str(data["version"]),
-        effect=effect,
+        effect=_EFFECTS[reader],
         tree=data["keys"],
         removed=frozenset(data.get("removed", ())),
         deprecated=data.get("deprecated", {}),
         refuses=frozenset(data.get("refuses", {""})),
         limits=data.get("limits", {}),
     )
-
-
-@cache
-def deepspeed_keys() -> KnownKeys:
-    """Keys of ``ds_config.json``."""
-    return _load("deepspeed_keys.yaml", "DeepSpeed", "ignored at the top level and in some sections, refused in others")
-
-
-@cache
-def accelerate_keys() -> KnownKeys:
-    """Keys of accelerate's YAML."""
-    return _load("accelerate_keys.yaml", "accelerate", "refused at the top level, ignored inside a section")
 
 
 @cache

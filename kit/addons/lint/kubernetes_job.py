@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kit.addons.lint.job import Job
@@ -17,18 +16,8 @@ _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
 _DEEPEST = 30
 
 
-@dataclass(frozen=True)
-class PodScript:
-    """What a container runs."""
-
-    text: str
-    job: Job
-    variables: tuple[str, ...]
-    """Names in the container's env."""
-
-
-def pod_scripts(data: Mapping[str, Any]) -> Iterator[PodScript]:
-    """Every container that has a command, of one document."""
+def pod_scripts(data: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
+    """(script, job) of every container that has a command, of one document."""
     pods = {
         name: _count(_mapping(spec), "replicas")
         for name, spec in _mapping(_mapping(data.get("spec")).get("pytorchReplicaSpecs")).items()
@@ -36,7 +25,7 @@ def pod_scripts(data: Mapping[str, Any]) -> Iterator[PodScript]:
     yield from _found(data, sum(pods.values()) or 1, bool(pods), 0)
 
 
-def _found(node: Any, nodes: int, kubeflow: bool, depth: int) -> Iterator[PodScript]:
+def _found(node: Any, nodes: int, kubeflow: bool, depth: int) -> Iterator[tuple[str, Job]]:
     inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     if isinstance(node, dict):
         if not kubeflow and isinstance(node.get("numNodes"), int):
@@ -49,7 +38,7 @@ def _found(node: Any, nodes: int, kubeflow: bool, depth: int) -> Iterator[PodScr
         yield from _found(each, nodes, kubeflow, depth + 1)
 
 
-def _script(container: Mapping[str, Any], nodes: int, kubeflow: bool) -> PodScript:
+def _script(container: Mapping[str, Any], nodes: int, kubeflow: bool) -> tuple[str, Job]:
     given = (container.get(key) for key in ("command", "args"))
     words = [word for each in given if isinstance(each, list) for word in each if isinstance(word, str)]
     if words and words[0] in _SHELLS:
@@ -65,7 +54,7 @@ def _script(container: Mapping[str, Any], nodes: int, kubeflow: bool) -> PodScri
     )
     ranks = kubeflow or any(name.startswith("PET_") for name in names)
     gpus = _gpus(container.get("resources") or container.get("resourcesPerNode"))
-    return PodScript(text, Job("kubernetes", nodes, 1, gpus, ranks_by_environment=ranks), names)
+    return text, Job("kubernetes", nodes, 1, gpus, ranks_by_environment=ranks, variables=names)
 
 
 def _gpus(resources: Any) -> int | None:

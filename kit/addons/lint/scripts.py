@@ -44,17 +44,11 @@ def script(path: Path, given: Given, named: Named, follow: bool = True) -> list[
 
 
 def launches(
-    path: Path,
-    text: str,
-    given: Given,
-    named: Named,
-    job: Job | None = None,
-    variables: tuple[str, ...] = (),
-    follow: bool = True,
+    path: Path, text: str, given: Given, named: Named, job: Job | None = None, follow: bool = True
 ) -> list[Finding]:
-    """Findings of a script's text. ``variables``: names that the job sets."""
-    set_by_job = "OMP_NUM_THREADS" in variables
-    found = [replace(each, threads=each.threads or set_by_job) for each in commands(text, path.name, job)]
+    """Findings of a script's text. ``job``: what runs it, where it does not say that itself."""
+    job = job or Job.of_batch(text)
+    found = list(commands(text, path.name, job))
     started = dict.fromkeys(path.parent / name for name in _STARTS.findall(text)) if follow and not found else ()
     if others := [other for other in started if other.is_file() and other.name != path.name]:
         return [finding for other in others[:20] for finding in script(other, given, named, follow=False)]
@@ -63,7 +57,7 @@ def launches(
         for command in found
     )
     of_text = (unread(text, path.name, len(found)), line_rules.broken_line(text, found))
-    unset = line_rules.unset_variables(text, found, variables)
+    unset = line_rules.unset_variables(text, found, job.variables)
     findings = itertools.chain(*of_text, unset, *of_lines)
     return list({str(finding): finding for finding in findings}.values())
 
@@ -78,7 +72,7 @@ def kubernetes(path: Path, given: Given, named: Named) -> list[Finding]:
         if part.strip()
         for pod in pod_scripts(strict_yaml.parse_text(part, path.name).data)
     ]
-    of_each = [(pod.text.splitlines(), launches(path, pod.text, given, named, pod.job, pod.variables)) for pod in pods]
+    of_each = [(script.splitlines(), launches(path, script, given, named, job)) for script, job in pods]
     read = [(lines, found) for lines, found in of_each if not any(map(_is_silence, found))]
     if not read:
         why = "no container of it starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"

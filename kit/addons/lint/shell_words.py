@@ -6,6 +6,7 @@ variable of the caller or another program decides is None.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -177,10 +178,9 @@ class _Reader:
         known = known.replace("\\", "")
         if not re.fullmatch(r"[\d\s+*/()%-]{1,200}", known) or "**" in known:
             return None
-        try:
+        with contextlib.suppress(SyntaxError, ArithmeticError, ValueError, TypeError):
             return str(int(eval(known.replace("/", "//"), {"__builtins__": {}})))
-        except (SyntaxError, ArithmeticError, ValueError, TypeError):
-            return None
+        return None
 
 
 def shell_lines(text: str, written: bool = False) -> list[Line]:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from kit.addons.lint.known_keys import KnownKeys, accelerate_keys, deepspeed_keys
+from kit.addons.lint.known_keys import KnownKeys, known_keys
 from kit.cost.estimate import predict
 from kit.cost.hardware import usable_gib
 from kit.cost.workload import Workload
@@ -107,7 +107,7 @@ def problems(plan: Plan) -> list[str]:
     if "ds_config.json" in files:
         found += deepspeed_problems(files["ds_config.json"], plan)
     if accelerate := files.get("accelerate.yaml"):
-        found += unknown_keys(accelerate, accelerate_keys())
+        found += unknown_keys(accelerate, known_keys("accelerate"))
         found += ["accelerate.yaml: num_processes"] * (accelerate["num_processes"] != gpus)
     return found + megatron_problems(files["megatron.yaml"], plan) if "megatron.yaml" in files else found
 
@@ -120,7 +120,7 @@ def deepspeed_problems(config: Mapping[str, Any], plan: Plan) -> list[str]:
         "gradient_accumulation_steps": plan.layout.gradient_accumulation_steps,
     }
     wrong = [f"ds_config.json: {key} {config.get(key)}" for key, size in sizes.items() if config.get(key) != size]
-    return unknown_keys(config, deepspeed_keys()) + wrong
+    return unknown_keys(config, known_keys("DeepSpeed")) + wrong
 
 
 def megatron_problems(settings: Mapping[str, Any], plan: Plan) -> list[str]:
