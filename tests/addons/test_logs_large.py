@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.addons.doctor.logs import Cause, diagnose
-from kit.addons.doctor.logs.curves import LOSS, TIME, Curves
+from kit.addons.doctor.logs.curves import LOSS, Curves
 from kit.addons.doctor.logs.log_lines import LINE_BYTES, Line, Piece
 from kit.addons.doctor.logs.patterns import PATTERNS, Pattern
 from kit.addons.doctor.logs.scan import _WORDS, Scan
@@ -85,8 +85,8 @@ def test_of_very_many_steps_every_other_is_kept() -> None:
     """4,096 of them: times by their order, losses that no later one went below by theirs."""
     curves, line = Curves(), Line("", 0, "all.log", 1)
     for step in range(1, 4099):
-        curves.add_time(next(TIME.finditer(b"step %d work_time_s %d" % (step, step))), line)
-        curves.losses[0].add(step, step, line)
+        curves.add_time(step, step, line)
+        curves.add_loss(step, step, line)
     assert curves.times[0] == [*range(2, 4097, 2), 4098]
     assert [loss for loss, *_ in curves.losses[0].above] == [*range(1, 4098, 2)]
 

@@ -91,6 +91,10 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         (("collective-timeout on rank 1: ", NOT_TO.format(0, 2, "0 (default_pg)")),),
     ),
     "the records agree": (flight(TWO), ()),
+    "a loss is infinite, and not inferred": (
+        ["info: loss is inferred", "loss is nanometers", "loss is infinity"],
+        (("not-a-number", "seen   all.log:3: loss is infinity"),),
+    ),
     "ranks of a group whose records are not here": (flight(GROUPS, g5="[0, 1, 2, 3]"), ()),
     "a rank of a group whose record is here": (
         flight(GROUPS | {2: [call(1, "6")]}, g5="[0, 1, 2]", g6="[2]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import zipfile
@@ -181,7 +182,6 @@ def with_gpus(cluster: str, number: int) -> str | None:
 
 def catalog_cluster(text: str) -> ClusterSpec | None:
     """A cluster of the catalog, or None."""
-    try:
+    with contextlib.suppress(SpecError):
         return cluster_called(text)
-    except SpecError:
-        return None
+    return None

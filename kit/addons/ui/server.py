@@ -27,11 +27,13 @@ class LocalOnly:
         """Pass a request on, or refuse it."""
         if scope["type"] == "lifespan" or self._is_local(scope["headers"]):
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
         else:
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"kit ui answers this machine alone\n"})
+            from starlette.responses import PlainTextResponse
+            from starlette.websockets import WebSocketClose
+
+            # A socket is closed before it is accepted: 403.
+            text = PlainTextResponse("kit ui answers this machine alone\n", 403)
+            await (WebSocketClose(1008) if scope["type"] == "websocket" else text)(scope, receive, send)
 
     def _is_local(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         given = [(name, value.lower()) for name, value in headers]

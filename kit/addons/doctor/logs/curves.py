@@ -82,16 +82,15 @@ class Curves:
     where: dict[int, Line] = field(default_factory=dict)
     losses: dict[int | None, Losses] = field(default_factory=lambda: defaultdict(Losses))
 
-    def add_loss(self, match: re.Match[bytes], line: Line) -> None:
-        """Adds one match of ``LOSS`` or ``BARE_LOSS``."""
-        step = match.groupdict().get("step")
-        self.losses[line.rank].add(float(match["value"]), None if step is None else int(step), line)
+    def add_loss(self, loss: float, step: int | None, line: Line) -> None:
+        """Adds what ``LOSS`` or ``BARE_LOSS`` found."""
+        self.losses[line.rank].add(loss, step, line)
 
-    def add_time(self, match: re.Match[bytes], line: Line) -> None:
-        """Adds one match of ``TIME``."""
+    def add_time(self, seconds: float, _: int | None, line: Line) -> None:
+        """Adds what ``TIME`` found."""
         if line.rank is not None:
             times = self.times[line.rank]
-            times.append(float(match["value"]))
+            times.append(seconds)
             self.where[line.rank] = line
             if len(times) > MOST_TIMES:
                 del times[::2]

@@ -80,11 +80,9 @@ class _Plain(pickle.Unpickler):
 def rank_of(path: Path) -> int | None:
     """The rank of a record, by the end of its name; None if its name or its first byte says that it is none."""
     rank = _RANK.search(path.name)
-    try:
-        with open_regular(path) as stream:
-            return int(rank[1]) if rank and stream.read(1) == _MAGIC else None
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, ValueError), open_regular(path) as stream:
+        return int(rank[1]) if rank and stream.read(1) == _MAGIC else None
+    return None
 
 
 def records(paths: Iterable[Path]) -> Records:

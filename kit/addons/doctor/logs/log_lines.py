@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from kit.errors import SpecError
 
-T = TypeVar("T")
 _MARKED = re.compile(r"\s*(?:\[(?:default|rank)?(\d{1,7})\]|(?:rank|Rank) ?(\d{1,7})\b)[:\s]")
 """Prefixes with a rank: torch's ``[rank1]:``, torchrun's ``[default1]:`` (--tee), ``rank 1: ``."""
 _IN_NAME = re.compile(r"rank[-_]?(\d{1,7})|(?:^|[/_.-])(\d{1,7})/std(?:out|err)\.log$")
@@ -74,13 +72,13 @@ class Piece:
         text = self.text[max(start, match.start() - 100) : match.end()].decode(errors="replace").strip()[:200]
         return replace(self.named(self.text[start : min(match.end(), start + LINE_BYTES)], number), text=text)
 
-    def numbered(self, found: Iterable[T], position: Callable[[T], int]) -> Iterator[tuple[T, int]]:
-        """What was found in this order of positions, each with the number of its line."""
+    def numbered(self, found: Iterable[re.Match[bytes]]) -> Iterator[tuple[re.Match[bytes], int]]:
+        """What was found, in its order in the text, each with the number of its line."""
         number, counted = self.line, self.begin
-        for each in found:
-            number += self.text.count(b"\n", counted, position(each))
-            counted = position(each)
-            yield each, number
+        for match in found:
+            number += self.text.count(b"\n", counted, match.start())
+            counted = match.start()
+            yield match, number
 
     def before(self, position: int, lines: int) -> list[Line]:
         """Up to ``lines`` lines before the line of a position, the nearest first; without line numbers."""

@@ -4,6 +4,7 @@ rewinds. ``events.jsonl`` beside it names slow ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import statistics
@@ -56,11 +57,10 @@ def _lines(path: Path, longest: int = LINE_BYTES) -> Iterator[tuple[int, bytes]]
 
 def _object(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line; None if it holds none."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+        return row if isinstance(row, dict) else None
+    return None
 
 
 def _rows(path: Path, sign: bytes, numbers: Sequence[str]) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -74,14 +74,16 @@ def _rows(path: Path, sign: bytes, numbers: Sequence[str]) -> Iterator[tuple[int
 def _no_json(path: Path) -> Iterator[Cause]:
     """Lines that are no JSON object. A half line at the end is no cause: a run that was killed leaves one. The first
     character decides for lines longer than ``_LONGEST`` bytes."""
-    first, bad = None, 0
-    for number, part in _lines(path, _LONGEST):
-        line = part.strip()
-        if line and not (_object(line) is not None if part.endswith(b"\n") else line.startswith(b"{")):
-            first, bad = first or (number, line), bad + 1
-    if first is not None:
+    lines = ((number, part.strip(), part.endswith(b"\n")) for number, part in _lines(path, _LONGEST))
+    bad = (
+        (number, line)
+        for number, line, whole in lines
+        if line and (_object(line) is None if whole else not line.startswith(b"{"))
+    )
+    if (first := next(bad, None)) is not None:
         number, line = first
-        more = f", the first of {bad} such lines" if bad > 1 else ""
+        others = sum(1 for _ in bad)
+        more = f", the first of {1 + others} such lines" if others else ""
         yield Cause(
             cause="no-json",
             meaning=f"{path.name}: line {number} is no JSON object{more}: another program wrote there, or the disk is "

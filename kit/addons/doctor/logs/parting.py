@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from kit.addons.doctor.logs import waits
 from kit.addons.doctor.logs.across_ranks import IN_ONE_ORDER
 from kit.addons.doctor.logs.cause import Cause
 from kit.addons.doctor.logs.flight_recorder import Call, Records
 from kit.addons.doctor.logs.patterns import PATTERNS
+
+_created = attrgetter("created_ns")
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,3 @@ def _earliest(here: Sequence[Call], rank: int) -> Call:
     """The call of a rank, at the time when the first of all ranks made it."""
     own = next(call for call in here if call.rank == rank)
     return replace(own, created_ns=min(map(_created, here)))
-
-
-def _created(call: Call) -> int:
-    return call.created_ns

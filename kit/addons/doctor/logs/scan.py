@@ -48,13 +48,13 @@ def _any_of(signs: Iterable[bytes]) -> re.Pattern[bytes]:
     """Finds any of them, grouped by first letter: about as fast as one word. "info" is not "inf"."""
     return re.compile(
         b"|".join(
-            first + b"(?:" + b"|".join(re.escape(sign[1:]) + _NO_PART * (len(sign) == 3) for sign in same) + b")"
+            first + b"(?:" + b"|".join(re.escape(sign[1:]) + _NO_INFO * (sign == b"inf") for sign in same) + b")"
             for first, same in itertools.groupby(sorted(signs), lambda sign: re.escape(sign[:1]))
         )
     )
 
 
-_NO_PART = rb"(?![A-Za-z0-9])"
+_NO_INFO = rb"(?!o)"
 # Capital letters are rare in logs, so that words which begin with one are found several times as fast as the others.
 _WORDS = tuple(_any_of(sign for sign in _SIGNS if sign[:1].isupper() == capital) for capital in (True, False))
 _LONGEST = max(map(len, _SIGNS))
@@ -142,20 +142,23 @@ class Scan:
             (TIME, self.curves.add_time),
         ):
             matches = regex.finditer(piece.text, piece.begin, stop)
-            for match, number in piece.numbered(matches, lambda match: match.start()):
-                line, step = piece.line_at(match, number), match.groupdict().get("step")
+            for match, number in piece.numbered(matches):
+                line, said = piece.line_at(match, number), match.groupdict().get("step")
+                step = None if said is None else int(said)
                 if step is not None:
-                    steps[line.rank] = int(step)
-                add(match, line)
+                    steps[line.rank] = step
+                add(float(match["value"]), step, line)
 
 
 def _suspects(piece: Piece) -> Iterator[tuple[int, Line]]:
     """(position, line) of every line of the piece that has a word of a pattern, each line once. For a traceback or a
     table: the position of its heading."""
     reach = min(len(piece.text), piece.end + _LONGEST)
-    found = (match.start() for words in _WORDS for match in words.finditer(piece.text, piece.begin, reach))
+    found = (match for words in _WORDS for match in words.finditer(piece.text, piece.begin, reach))
+    own = (match for match in found if match.start() < piece.end)
     line_end = -1
-    for position, number in piece.numbered(sorted(at for at in found if at < piece.end), int):
+    for match, number in piece.numbered(sorted(own, key=lambda match: match.start())):
+        position = match.start()
         if position >= line_end or piece.text.startswith((TRACEBACK, TABLE), position):
             start, line_end = piece.span(position)
             yield position, piece.named(piece.text[start:line_end], number)

@@ -6,6 +6,7 @@ metadata, torch's CUDA version from its version.py.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -30,10 +31,9 @@ _GPUS_LIMIT_S = 10
 
 def _number(text: str) -> float | None:
     """The number in a field; None if the driver does not report it: "[N/A]", "[Not Supported]"."""
-    try:
+    with contextlib.suppress(ValueError):
         return float(text)
-    except ValueError:
-        return None
+    return None
 
 
 _GPU_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -123,15 +123,13 @@ def digest(path: Path) -> str | None:
     if path.is_dir():
         parts = [f"{file.name}:{digest(file)}" for file in sorted(path.iterdir()) if file.is_file()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    try:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
         size = path.stat().st_size
-        with path.open("rb") as stream:
-            read = hashlib.sha256(stream.read(HASHED_BYTES))
-            stream.seek(max(HASHED_BYTES, size - HASHED_BYTES))
-            read.update(stream.read(HASHED_BYTES))
-    except FileNotFoundError:
-        return None
-    return f"{size}-{read.hexdigest()[:16]}"
+        read = hashlib.sha256(stream.read(HASHED_BYTES))
+        stream.seek(max(HASHED_BYTES, size - HASHED_BYTES))
+        read.update(stream.read(HASHED_BYTES))
+        return f"{size}-{read.hexdigest()[:16]}"
+    return None
 
 
 def _or_error(read: Callable[[], Any]) -> Any:
@@ -174,10 +172,9 @@ def _output(*command: str) -> str:
 
 
 def _resolve(name: str) -> list[str]:
-    try:
+    with contextlib.suppress(socket.gaierror):
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, family=socket.AF_INET)})
-    except socket.gaierror:
-        return []
+    return []
 
 
 def _writable(path: Path) -> dict[str, Any]:
@@ -189,11 +186,9 @@ def _writable(path: Path) -> dict[str, Any]:
 
 
 def _port_is_free(port: int) -> bool:
-    try:
-        socket.create_server(("", port)).close()
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), socket.create_server(("", port)):
+        return True
+    return False
 
 
 def dcgm_answer() -> str | None:
