@@ -97,10 +97,6 @@ class Config(Given):
         found = (self.document.lines.get(path[:length]) for length in range(len(path), 0, -1))
         return next((line for line in found if line is not None), None)
 
-    def values(self) -> Iterator[tuple[str, Any]]:
-        """Every leaf: (dotted key, value)."""
-        yield from _leaves(self.document.data, ())
-
 
 def finite(value: Any) -> float | None:
     """A finite number, quoted or not; None of anything else. Of a configuration a quoted one is a finding of its own
@@ -125,9 +121,10 @@ def setting(dotted: str, value: Any) -> Changes:
     return ((tuple(dotted.split(".")), value),)
 
 
-def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def leaves(node: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that is no section."""
     if isinstance(node, dict):
         for key, value in node.items():
-            yield from _leaves(value, (*path, str(key)))
+            yield from leaves(value, *path, str(key))
     else:
         yield ".".join(path), node

@@ -65,12 +65,11 @@ def build(offered: Offered) -> None:
     """Register the page. Each visitor has a ``_Page`` of its own."""
     offers = offers_of(offered)
 
+    @ui.page("/")
     async def index(request: Request, client: Client) -> None:
         page = _Page(offered, offers, client)
         await client.connected(timeout=30)
         await page.open(request.query_params.multi_items())
-
-    ui.page("/")(index)
 
 
 class _Page:
@@ -117,8 +116,9 @@ class _Page:
         self.form["cluster"] = self._list("cluster", "Cluster", [*self.offers["cluster"]], **_TYPED)
         for key, field in FIELDS.items():
             with ui.column().classes("w-full gap-0"):
-                listed = None if field.options is None else dict(field.options)
-                self.form[key] = self._number(key, field) if listed is None else self._list(key, field.label, listed)
+                self.form[key] = (
+                    self._list(key, field.label, dict(field.options)) if field.options else self._number(key, field)
+                )
         self.form["pin"] = self._list("pin", "Pinned layout", _FREE, value="").props('options-html="false"')
 
     def _list(self, key: str, label: str, options: Any, **more: Any) -> ui.select:

@@ -35,9 +35,7 @@ def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> lis
     """Measures the disks of every host, then collectives over all hosts."""
     plan = rundir.plan if rundir else None
     asked = list(hosts) or [HERE]
-    found: list[CheckResult] = []
-    if rundir is not None:
-        found += [_disk(host, rundir) for host in asked]
+    found = [_disk(host, rundir) for host in asked] if rundir else []
     try:
         speeds = collectives(asked, plan, port)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -46,18 +46,18 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
     plan, run = rundir.plan, rundir.run
     cluster, predicted = plan.cluster, plan.predicted
     on_gpus = cluster.gpu.device == "cuda"
-    packages = list(PACKAGES[plan.layout.engine])
-    if kit.emit.megatron.applies(plan):
-        packages.append("megatron-core")
     one = to_gib(checkpoint_bytes(plan.workload))
     prefixes = data_paths(run.data).values()
-    if any(prefix.startswith("s3://") for prefix in prefixes):
-        packages.append("s3fs")
+    packages = (
+        *PACKAGES[plan.layout.engine],
+        *["megatron-core"] * kit.emit.megatron.applies(plan),
+        *["s3fs"] * any(prefix.startswith("s3://") for prefix in prefixes),
+    )
     data = [f"{prefix}{end}" for prefix in prefixes if not is_address(prefix) for end in (".bin", ".idx")]
     model = [str(Path(path) / "config.json") for key, path in run_paths(run).items() if key == "model_path"]
     offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or plan.layout.uses_nvme
     return Requirements(
-        packages=tuple(packages),
+        packages=packages,
         cuda=on_gpus and not runs_rocm(plan.cluster.gpu),
         gpus_per_node=processes_per_node(plan),
         gpu_gib=predicted.peak_gib if on_gpus else 0.0,
