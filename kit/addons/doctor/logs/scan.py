@@ -29,8 +29,8 @@ _RANKS = re.compile(rb"\n[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(
 _OF_TORCH = re.compile(r"(?!.*Error: ).*?\[(?:PG (?:ID )?0 [^\]]*)?Rank (\d{1,7})\]")
 """torch's own prefix in a line that has no other. In groups other than the default one it counts within the group."""
 _STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
-_SIGNS = {sign.encode() for pattern in PATTERNS for sign in pattern.signs}
-_SIGNS |= {
+_SIGNS = {
+    *(sign.encode() for pattern in PATTERNS for sign in pattern.signs),
     TRACEBACK,
     TABLE,
     b"Unable to shutdown",
@@ -165,10 +165,9 @@ def _suspects(piece: Piece) -> Iterator[tuple[int, Line]]:
 
 
 def _cause(pattern: Pattern, match: re.Match[str], piece: Piece, position: int, line: Line, step: int | None) -> Cause:
-    rank = line.rank
-    if rank is None and pattern.cause in ("killed", "crashed"):
-        rank = _rank_of_exit(piece, position, line)
-    rank = _rank_in_torchs_words(line) if rank is None else rank
+    ended = line.rank is None and pattern.cause in ("killed", "crashed")
+    by_exit = _rank_of_exit(piece, position, line) if ended else None
+    rank = _rank_in_torchs_words(line) if by_exit is None else by_exit
     phase = _phase(piece, position, line) if pattern.cause.endswith("out-of-memory") else None
     gpu = match.groupdict().get("gpu")
     return Cause(
@@ -186,26 +185,22 @@ def _cause(pattern: Pattern, match: re.Match[str], piece: Piece, position: int, 
 
 
 def _rank_in_torchs_words(line: Line) -> int | None:
-    if line.rank is not None or (said := _OF_TORCH.match(line.text)) is None:
-        return line.rank
-    return int(said[1])
+    said = _OF_TORCH.match(line.text) if line.rank is None else None
+    return line.rank if said is None else int(said[1])
 
 
 def _step_before(piece: Piece, position: int, line: Line, steps: dict[int | None, int]) -> int | None:
     """The step in the line itself, or else the last step that this rank logged before it."""
-    for each in (line, *piece.before(position, TRACEBACK_LINES)):
-        if each.rank == line.rank and (match := _STEP.search(each.text)):
-            return int(match.group(1))
-    return steps.get(line.rank)
+    own = (each.text for each in (line, *piece.before(position, TRACEBACK_LINES)) if each.rank == line.rank)
+    nearest = next(filter(None, map(_STEP.search, own)), None)
+    return int(nearest[1]) if nearest else steps.get(line.rank)
 
 
 def _rank_of_exit(piece: Piece, position: int, line: Line) -> int | None:
     """The rank of an exit code: torchrun's summary has ``rank : 1 (local_rank: 1)`` above the exit code."""
-    here = re.search(r"\blocal_rank: (\d+)", line.text)
-    for before in piece.before(position, 3):
-        if match := re.search(r"^\s*rank\s*: (\d+)", before.text):
-            return int(match[1])
-    return int(here[1]) if here else None
+    above = (re.search(r"^\s*rank\s*: (\d+)", before.text) for before in piece.before(position, 3))
+    told = next(filter(None, above), re.search(r"\blocal_rank: (\d+)", line.text))
+    return int(told[1]) if told else None
 
 
 def _phase(piece: Piece, position: int, line: Line) -> str | None:
