@@ -60,7 +60,7 @@ from kit.addons.lint.fix import fixed, write_fixed
 from kit.addons.lint.json_text import parse_json
 from kit.addons.lint.known_keys import known_keys
 from kit.addons.lint.rule import CHECKS, Rule, check
-from kit.addons.lint.scripts import kubernetes, launches, script, text_of
+from kit.addons.lint.scripts import kubernetes, launches, text_of
 from kit.addons.lint.trainer_rules import contradicts_config, packs_split_rows
 from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
@@ -164,7 +164,7 @@ def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
     if path.is_dir():
         return _run_directory(path)
     if path.suffix in SCRIPTS:
-        return _ordered(script(path, given, _named))
+        return _ordered(launches(path, text_of(path), given, _named))
     if path.suffix not in _ENDINGS:
         raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
     if path.suffix != ".json" and re.search(r"(?m)^apiVersion:", text_of(path)):

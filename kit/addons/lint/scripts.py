@@ -37,28 +37,28 @@ def text_of(path: Path) -> str:
 _STARTS = re.compile(r"(?<![\w./-])[\w./-]{1,200}\.(?:sh|bash)\b")
 
 
-def script(path: Path, given: Given, named: Named, follow: bool = True) -> list[Finding]:
-    """Findings of every launch line in a script, and of the configurations that it names; of the scripts beside it that
-    it starts, if it has no launch of its own."""
-    return launches(path, text_of(path), given, named, follow=follow)
-
-
 def launches(
     path: Path, text: str, given: Given, named: Named, job: Job | None = None, follow: bool = True
 ) -> list[Finding]:
-    """Findings of a script's text. ``job``: what runs it, where it does not say that itself."""
+    """Findings of every launch line in a script's text, and of the configurations that it names; of the scripts beside
+    it that it starts (``follow``), if it has no launch of its own. ``job``: what runs it, where it does not say so."""
     job = job or Job.of_batch(text)
     found = list(commands(text, path.name, job))
     started = dict.fromkeys(path.parent / name for name in _STARTS.findall(text)) if follow and not found else ()
     if others := [other for other in started if other.is_file() and other.name != path.name]:
-        return [finding for other in others[:20] for finding in script(other, given, named, follow=False)]
+        return [
+            finding for other in others[:20] for finding in launches(other, text_of(other), given, named, follow=False)
+        ]
     of_lines = (
         [*(finding for each in CHECKS["launch"] for finding in each(command)), *named(path, command, given)]
         for command in found
     )
-    of_text = (unread(text, path.name, len(found)), line_rules.broken_line(text, found))
-    unset = line_rules.unset_variables(text, found, job.variables)
-    findings = itertools.chain(*of_text, unset, *of_lines)
+    findings = itertools.chain(
+        unread(text, path.name, len(found)),
+        line_rules.broken_line(text, found),
+        line_rules.unset_variables(text, found, job.variables),
+        *of_lines,
+    )
     return list({str(finding): finding for finding in findings}.values())
 
 
