@@ -167,8 +167,7 @@ def two_processes(path: Path, dp: int = 2, zero_stage: int = 0):
 @pytest.mark.everyday("3")
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_two_processes_are_one_and_a_resumed_run_is_the_same_run(tmp_path, zero_stage):
-    """Bit for bit from the own checkpoint, also where one rank's part of the newest is damaged; and on one
-    process."""
+    """Bit for bit from the own checkpoint, and on one process. Where one rank's part of it is damaged: test_damage."""
     one, alone = (two_processes(tmp_path / name, dp=1) for name in ("one", "alone"))
     whole, stopped = (two_processes(tmp_path / name, zero_stage=zero_stage) for name in ("whole", "stopped"))
     (of_one,) = runs.everywhere(one, runs.run)
@@ -179,14 +178,10 @@ def test_two_processes_are_one_and_a_resumed_run_is_the_same_run(tmp_path, zero_
     runs.resumed(stopped, 3)
     (message,) = set(runs.everywhere(stopped, runs.run_failing))
     assert "continue it with --resume auto" in message
-    shutil.copytree(stopped.path, tmp_path / "damaged")
-    damaged = dataclasses.replace(stopped, path=tmp_path / "damaged")
-    (damaged.path / "checkpoints" / "step-00000003" / "random" / "rank-00001.json").write_bytes(b"short")
     runs.everywhere(alone, runs.run, None, stopped.path)
     runs.near(runs.metrics(alone), runs.metrics(whole)[3:])
-    for rundir in (stopped, damaged):
-        runs.resumed(rundir, None)
-        assert runs.metrics(rundir) == runs.metrics(whole)
+    runs.resumed(stopped, None)
+    assert runs.metrics(stopped) == runs.metrics(whole)
 
 
 def unlike_ranks(rundir):
