@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -188,7 +189,7 @@ class Checkout:
         return [
             f"{name}:{node.lineno}"
             for name, tree in self.trees.items()
-            if "from tests.training import runs" in self.texts[name]
+            if re.search(r"^ *from tests\.training import .*\bruns\b", self.texts[name], re.M)
             for node in ast.walk(tree)
             if isinstance(node, ast.Attribute) and node.attr in TRAINS and ast.unparse(node.value) == "runs"
         ]

@@ -17,7 +17,7 @@ LIMITS = {
     "functions that take model, cluster, job and layout": (Checkout.quadruples, 0),
     "imports between tests and benchmarks": (Checkout.crossings, 0),
     "modules that a worker imports": (Checkout.of_a_worker, 103),
-    "trainings in tests": (Checkout.trainings, 78),
+    "trainings in tests": (Checkout.trainings, 79),
 }
 """What is counted, and how many there may be."""
 STATEMENTS = {"core": 17_491, "add-ons": 6_019, "tests": 17_589, "benchmarks": 3_992}
