@@ -34,7 +34,7 @@ DECIDED_BY_FILE = (
 @check("accelerate")
 def accelerate_unknown_key(config: Config) -> Iterator[Finding]:
     """accelerate refuses an unknown key at the top level and ignores it inside a section."""
-    for finding in unknown_keys(config, known_keys("accelerate"), "unknown-key"):
+    for finding in unknown_keys(config, known_keys("accelerate")):
         section, _, key = finding.key.rpartition(".")
         is_prefixed = section == "fsdp_config" and f"fsdp_{key}" in (known_keys("accelerate").inside((section,)) or {})
         if not is_prefixed:  # launch.py adds the prefix itself

@@ -64,28 +64,28 @@ def json_syntax(config: Config) -> Iterator[Finding]:
 )
 def unknown_key(config: Config) -> Iterator[Finding]:
     """DeepSpeed ignores an unknown key at the top level and raises inside its pydantic sections."""
-    yield from unknown_keys(config, known_keys("DeepSpeed"), "unknown-key")
+    yield from unknown_keys(config, known_keys("DeepSpeed"))
 
 
-def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Finding]:
+def unknown_keys(config: Config, known: KnownKeys) -> Iterator[Finding]:
     """Findings for keys that are not in the reader's table; if there are many, the first ones and their number."""
     found = list(_unknown(config.document.data, known.tree, ()))
     if len(found) > _MOST_UNKNOWN:
         why = f"{len(found)} keys are not {known.reader}'s; the first {_MOST_UNKNOWN} are listed"
-        yield config.finding(rule, "error", "", why, "remove them")
+        yield config.finding("unknown-key", "error", "", why, "remove them")
     for path in found[:_MOST_UNKNOWN]:
         dotted = ".".join(path)
         if dotted in BELONGS_INSIDE:
             inside = f"zero_optimization.{dotted}"
             changes = (*removal(dotted), *setting(inside, config.get(dotted)))
             fix = f"move it into zero_optimization: {inside}"
-            yield config.finding(rule, "error", dotted, "nothing reads it here", fix, changes)
+            yield config.finding("unknown-key", "error", dotted, "nothing reads it here", fix, changes)
         elif not (dotted in known.removed or path[-1].startswith("_")):
             # Another rule covers removed keys; people use keys with a leading underscore as comments.
             right = KNOWN_SLIPS.get(dotted) or near(path[-1].lower(), known.inside(path[:-1]) or ())
             refused = (path[0] if len(path) > 1 else "") in known.refuses
             yield config.finding(
-                rule,
+                "unknown-key",
                 "error" if refused or right else "warning",
                 dotted,
                 f"no key of {known.reader} {known.version}: {known.effect}",
