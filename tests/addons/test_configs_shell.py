@@ -53,10 +53,11 @@ def test_words_of_a_shell(script: str) -> None:
 
 
 def test_flags_of_a_command() -> None:
-    text = "X=1\nswift sft --model $M --a 1 2 --flag --b=3 --four-bit true --c '' --system 'x=y'\n"
+    text = "X=1\nswift sft --model $M --a 1 2 --flag --b=3 --four-bit true --c '' --system 'x=y' +e.f=6 ++g=7\n"
     source, _ = source_of(text, "s.sh")
     assert {key: entry.value for key, entry in source.entries.items() if not key.startswith("env.")} == {
-        "model": UNRESOLVED, "a": ["1", "2"], "flag": True, "b": "3", "four_bit": "true", "c": "", "system": "x=y"
+        "model": UNRESOLVED, "a": ["1", "2"], "flag": True, "b": "3", "four_bit": "true", "c": "", "system": "x=y",
+        "e.f": "6", "g": "7",
     }  # fmt: skip
     b = source.entries["b"]
     assert (text[b.start : b.end], b.line, source.entries["env.X"].value) == ("3", 2, "1")
