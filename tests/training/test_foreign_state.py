@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from kit.addons.importers.deepspeed import _cut_parameters, _joined, _stretch
 from kit.addons.importers.inspected import Inspected
 from kit.addons.importers.stored import StoredState, stored
 from kit.addons.importers.tensors import sources, steps_of
+from kit.addons.importers.torch_dist import block_of, write_blocks
 from kit.engines.protocol import StateKind
 from tests.support import tiny
 from tests.support.refusals import refusal
@@ -21,8 +20,9 @@ def test_fused_experts_are_read_one_by_one():
     model = tiny.model("mixtral")
     experts, rows, columns = model.num_experts, model.ffn_hidden_size, model.hidden_size
     fused = torch.arange(experts * 2 * rows * columns, dtype=torch.float32).view(experts, 2 * rows, columns)
-    layer = "model.layers.0.mlp.experts"
-    source = sources(StoredState({f"module.{layer}.gate_up_proj": stored(fused.detach)}), model)[StateKind.MASTER]
+    source = sources(StoredState({"module.model.layers.0.mlp.experts.gate_up_proj": stored(fused.detach)}), model)[
+        StateKind.MASTER
+    ]
     for number in range(experts):
         gate, up = (f"model.layers.0.block_sparse_moe.experts.{number}.{name}.weight" for name in ("w1", "w3"))
         assert source.shape(gate) == (rows, columns)
@@ -60,30 +60,38 @@ def test_every_parameter_and_group_that_has_any_says_adams_steps(groups, steps):
     assert steps_of({"state": {0: {"step": torch.tensor(3.0)}, 1: {}}, "param_groups": groups}) == steps
 
 
-FOUND = Inspected(
-    path="DIR", program="Megatron: torch_dist", format="megatron", step=3, optimizer_steps=2, samples_seen=None,
-    layout={"tp": 2, "pp": 1}, dtypes=["bfloat16", "float32"], parameters=12_345, tensors=6, adam=True,
-    hyperparameters=[{"lr": 0.1, "eps": 1e-08}], model="model_type llama", notes=["a note"], can=["kit one", "kit two"],
-)  # fmt: skip
-NOTHING = {
-    **dict.fromkeys(("step", "optimizer_steps", "parameters", "tensors", "model")), "layout": {}, "adam": False,
-    "hyperparameters": [], "notes": [], "can": [],
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("known", "said"),
     [
-        ({}, [
-            "program       Megatron: torch_dist", "model         model_type llama", "step          step 3, of Adam 2",
+        ({
+            "step": 3, "optimizer_steps": 2, "layout": {"tp": 2, "pp": 1}, "dtypes": ["bfloat16", "float32"],
+            "parameters": 12_345, "tensors": 6, "adam": True, "hyperparameters": [{"lr": 0.1, "eps": 1e-08}],
+            "model": "model_type llama", "notes": ["a note"], "can": ["kit one", "kit two"],
+        }, [
+            "program       Megatron", "model         model_type llama", "step          step 3, of Adam 2",
             "layout        tp=2, pp=1", "weights       12,345 in 6 tensors, bfloat16, float32", "Adam's state  yes",
             "              lr 0.1, eps 1e-08", "note          a note", "do            kit one", "do            kit two",
         ]),
-        (NOTHING, [
-            "program       Megatron: torch_dist", "model         not said", "step          not said",
+        ({
+            "step": None, "optimizer_steps": None, "layout": {}, "dtypes": [], "parameters": None, "tensors": None,
+            "adam": False, "hyperparameters": [], "model": None, "notes": [], "can": [],
+        }, [
+            "program       Megatron", "model         not said", "step          not said",
             "layout        not said", "Adam's state  no",
         ]),
     ],
 )  # fmt: skip
-def test_inspect_has_a_line_for_all_that_is_known(changes, said):
-    assert str(replace(FOUND, **changes)).split("\n") == ["DIR", *(f"  {line}" for line in said)]
+def test_inspect_has_a_line_for_all_that_is_known(known, said):
+    assert str(Inspected("DIR", "Megatron", "megatron", samples_seen=None, **known)).split("\n") == [
+        "DIR",
+        *(f"  {line}" for line in said),
+    ]
+
+
+def test_a_block_is_written_in_the_dtype_of_its_tensor(tmp_path):
+    write_blocks(
+        tmp_path,
+        blocks=[block_of("a", (2, 3), (0, 0), (2, 3), torch.float32, torch.ones(2, 3).bfloat16)],
+        common=None,
+    )
+    assert torch.load(next(tmp_path.glob("*.distcp"))).dtype == torch.float32
