@@ -49,6 +49,12 @@ VERDICTS = {
     # 18 bytes a parameter, and half more of pinned blocks, in nine tenths of 953 GiB
     (IN_HOST.format("Qwen/Qwen3-32B"), "8xA100-40"): ("fits", 0, None),
     (IN_HOST.format("Qwen/Qwen2.5-72B"), "8xA100-40"): ("does not fit", 1, None),
+    # Shorter rows would leave the host as full.
+    (IN_HOST.format("Qwen/Qwen2.5-72B").replace("sample_packing: true\n", ""), "8xA100-40"): (
+        "does not fit",
+        1,
+        "most",
+    ),
 }
 """Text and GPUs → verdict, exit code, bound."""
 
@@ -57,7 +63,10 @@ VERDICTS = {
 def test_a_bound_is_never_called_a_fit(file: Callable[[str, str], Path], case: tuple[str, str]) -> None:
     found = answer(file("axolotl.yaml", case[0]), case[1])
     assert (found.verdict, found.exit_code, found.bound) == VERDICTS[case]
-    assert ("fits with" in dict(_rows(found))) == (not found.now.fits)
+    said = dict(_rows(found))
+    assert ("fits with" in said) == (not found.now.fits)
+    host = "it needs 1,828 GiB of every node's own memory, of which 858 are usable"
+    assert (host in said["verdict"]) == ("72B" in case[0])
 
 
 def test_the_fullest_stage_is_told_and_no_word_is_cut(file: Callable[[str, str], Path]) -> None:

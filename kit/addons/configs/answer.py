@@ -89,6 +89,8 @@ class Answer:
     def verdict(self) -> Verdict:
         if self.now.fits:
             return "may not fit" if "least" in self.bounds else "fits"
+        if self.now.host_fits is False:
+            return "does not fit"  # shorter rows leave a node's memory as full
         # pages leave the GPU before it runs out of memory
         paged = self.now.described.workload.job.optimizer.name.startswith("paged")
         return "may fit" if paged or "most" in self.bounds else "does not fit"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from kit.addons.configs.answer import Answer
 from kit.addons.configs.entries import word
 from kit.addons.configs.variants import Variant
+from kit.cost.memory.offload import HOST_SHARE
 from kit.report.summary import LABEL_WIDTH, labelled, summary
 from kit.report.view import by_component, view_of
 from kit.units import human_seconds
@@ -26,7 +27,12 @@ def text_of(answer: Answer, then: tuple[str, ...], width: int, style: Callable[[
 
 
 def _rows(answer: Answer) -> Iterator[tuple[str, str]]:
-    said = _SAID[answer.bound]
+    said, help_ = _SAID[answer.bound], "other GPUs, shorter rows"
+    if answer.now.host_fits is False:
+        room = HOST_SHARE * (answer.plan.cluster.host_ram_gib or 0.0)
+        held = answer.plan.predicted.host_ram_gib_per_node
+        said = f"needs {held:,.0f} GiB of every node's own memory, of which {room:,.0f} are usable"
+        help_ = "nodes with more memory, more of them"
     yield "verdict", f"{answer.verdict}{f': it {said}' if said else ''}"
     fullest = max(answer.plan.predicted.memory, key=lambda stage: stage.peak_gib)
     parts = by_component([fullest])
@@ -42,13 +48,13 @@ def _rows(answer: Answer) -> Iterator[tuple[str, str]]:
     if answer.nearest is not None:
         yield "fits with", _change(answer, answer.nearest)
     elif not answer.now.fits:
-        yield "fits with", f"nothing that {answer.asked.table.program} has: other GPUs, shorter rows, or another method"
+        yield "fits with", f"nothing that {answer.asked.table.program} has: {help_}, or another method"
     if answer.fastest is not None and answer.fastest != answer.nearest:
         yield "fastest", _change(answer, answer.fastest)
 
 
 def _change(answer: Answer, found: Variant) -> str:
     keys = ", ".join(f"{key}={word(value)}" for key, value in found.values.items())
-    host = "" if found.host_is_known else ", where a node has the host memory"
+    host = "" if found.host_fits is not None else ", where a node has the host memory"
     ratio = found.step_s / answer.now.step_s - 1
     return f"{keys}: {found.peak_gib:.1f} GiB, {human_seconds(found.step_s)} a step ({ratio:+.0%}){host}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,20 +29,23 @@ class Variant:
     """Key of the program → its value. Empty: the file as it is."""
     described: Described
     peak_gib: float
-    fits: bool
-    host_is_known: bool
+    host_fits: bool | None
+    """Whether a node's memory takes what is on the host; None where nobody knows how much it has."""
     step_s: float
+
+    @property
+    def fits(self) -> bool:
+        """On the GPU, and on the host as far as that is known."""
+        return self.peak_gib <= usable_gib(self.described.workload.cluster.gpu) and self.host_fits is not False
 
 
 def variant(asked: Asked, values: Mapping[str, Any], timer: StepTimer) -> Variant:
     """Raises ``SpecError`` where kit has no figures for it."""
     found = asked.described(values)
-    work, cluster = found.workload, found.workload.cluster
-    gib, host = found.peak_gib, host_ram_gib_per_node(work)
-    host_room = math.inf if cluster.host_ram_gib is None else HOST_SHARE * cluster.host_ram_gib
-    fits = gib <= usable_gib(cluster.gpu) and host <= host_room
-    known = cluster.host_ram_gib is not None or not host
-    return Variant(values, found, gib, fits, known, sum(timer.components_s(work).values()))
+    work, room = found.workload, found.workload.cluster.host_ram_gib
+    host = host_ram_gib_per_node(work)
+    host_fits = None if host and room is None else host <= HOST_SHARE * (room or 0.0)
+    return Variant(values, found, found.peak_gib, host_fits, sum(timer.components_s(work).values()))
 
 
 def variants(asked: Asked, now: Variant) -> Iterator[Variant]:
@@ -99,12 +101,12 @@ def _differs(source: Source, table: Table, key: str, value: Any) -> bool:
 
 def nearest(found: Iterable[Variant]) -> Variant | None:
     """The fewest changed keys with which it fits; of equals the fastest."""
-    return min(_roomy(found), key=lambda each: (not each.host_is_known, len(each.values), each.step_s), default=None)
+    return min(_roomy(found), key=lambda each: (each.host_fits is None, len(each.values), each.step_s), default=None)
 
 
 def fastest(found: Iterable[Variant]) -> Variant | None:
     """The fewest changed keys among those that fit and are about as fast as the fastest."""
-    fitting = [each for each in _roomy(found) if each.host_is_known]
+    fitting = [each for each in _roomy(found) if each.host_fits]
     most = EQUALLY_FAST * min((each.step_s for each in fitting), default=0.0)
     return min((each for each in fitting if each.step_s <= most), key=lambda each: len(each.values), default=None)
 
