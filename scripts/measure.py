@@ -124,7 +124,8 @@ class Checkout:
             if (name := left.pop()) in found:
                 continue
             found.add(name)
-            top = [node for node in self.kit[name].body if isinstance(node, (ast.Import, ast.ImportFrom))]
+            tree = self.kit.get(name) or ast.Module([], [])
+            top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
             left += [*self._imported(name, ast.Module(top, [])), *filter(None, [name.rpartition(".")[0]])]
         return found
 

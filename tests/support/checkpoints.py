@@ -36,7 +36,9 @@ class InMemory(TensorSource):
 def same_tensors(found: TensorSource, expected: TensorSource) -> bool:
     """Whether both have the same names, and under each the same tensor, bit for bit."""
     names = sorted(expected.names())
-    return sorted(found.names()) == names and all(torch.equal(found.read(n), expected.read(n)) for n in names)
+    pairs = ((found.read(name), expected.read(name)) for name in names)
+    # torch.equal calls equal values of two dtypes equal.
+    return sorted(found.names()) == names and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def same_state(found: Checkpoint, expected: Checkpoint) -> bool:
