@@ -74,6 +74,8 @@ def _blocks(
     for mapped in mapped_params(weight_map(model), model):
         shapes_on_disk = [shapes[name] for name in mapped.hugging_face]
         shape = shard_shape(mapped.sharding, shapes_on_disk, model)
+        if 0 in shape:
+            continue  # a layer of a width of 0 does not exist in Megatron
         for stored_kind, kind, dtype in kinds[:1] if mapped.frozen else kinds:
             dtype = torch.float32 if mapped.frozen else dtype
             where = stored_location(mapped.megatron, stored_kind, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -29,9 +30,10 @@ def megatron_source(
 
     def parts(name: str) -> Mapping[str, torch.Tensor]:
         names, sharding = own[name].hugging_face, own[name].sharding
-        if own[name].frozen and kind is not StateKind.MASTER:
-            return {each: torch.zeros(shapes[each]) for each in names}
         of_each = [shapes[each] for each in names]
+        # A layer of a width of 0 does not exist in Megatron.
+        if (own[name].frozen and kind is not StateKind.MASTER) or not any(map(math.prod, of_each)):
+            return {each: torch.zeros(shapes[each]) for each in names}
         return dict(zip(names, _joined(sharding, of_each, model, shards(own[name], of_each)), strict=True))
 
     return HeldSource({each: name for name, mapped in own.items() for each in mapped.hugging_face}, shapes, parts)
