@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -100,31 +101,55 @@ def from_the_start(engine: Any, rundir: Any, model: Path) -> list[float]:
     return steps(engine, rundir, 2)
 
 
-def read_by_megatron(engine: Any, rundir: Any, directory: Path, written: Path) -> list[str]:
-    """Load with megatron-core's own loader; names whose tensors differ from the checkpoint of kit."""
+def read_by_megatron(engine: Any, rundir: Any, directory: Path, written: Path) -> dict[str, Any]:
+    """Load with megatron-core's own loaders, as Megatron-LM's trainer calls them (training/checkpointing.py,
+    ``load_checkpoint``): the state that differs from the checkpoint of kit, what the groups say, and the curve."""
     from megatron.core import dist_checkpointing
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.utils import unwrap_model
 
     # Names of norms as its own layers say them; before experts those of Transformer Engine's layers are others.
     names = dict(get_gpt_layer_local_spec().submodules.sharded_state_dict_keys_map)
     if rundir.plan.model.num_experts:
         del names["pre_mlp_layernorm."]
-    for wrapped in engine._chunks:
-        chunk = unwrap_model(wrapped)
-        for layer in chunk.decoder.layers:
-            layer.submodules_config.sharded_state_dict_keys_map = names
-        with torch.no_grad():
-            for param in chunk.parameters():
-                param.zero_()
-        sharded = chunk.sharded_state_dict(metadata={"dp_cp_group": engine._resharder._dense.data})
-        # What it calls extra state (of fp8 products, None here) is not in the checkpoint.
-        found, _, absent = dist_checkpointing.load(sharded, str(directory), strict="return_all")
-        assert all("_extra_state" in key for key in absent), absent
-        chunk.load_state_dict(found, strict=False)
-    source = Checkpoint(written).source(StateKind.MASTER)
-    return [
-        name
-        for name, tensor in full_tensors(engine, StateKind.MASTER).items()
-        if not torch.equal(tensor, source.read(name))
+    (chunk,), optimizer = unwrap_model(engine._chunks), engine._optimizer
+    for layer in chunk.decoder.layers:
+        layer.submodules_config.sharded_state_dict_keys_map = names
+    said = dist_checkpointing.load_content_metadata(directory) | {"dp_cp_group": engine._resharder._dense.data}
+    model = chunk.sharded_state_dict(metadata=said)
+    sharded = {"model": model, "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=said)}
+    # What it calls extra state (of fp8 products, None here) is not in the checkpoint.
+    found, _, absent = dist_checkpointing.load(sharded, str(directory), strict="return_all")
+    assert all("_extra_state" in key for key in absent), absent
+    chunk.load_state_dict(found["model"], strict=False)
+    optimizer.load_state_dict(found["optimizer"])
+    # From 0 to 1e-3 in 4 samples, then to 1e-4 at sample 32; a constant weight decay.
+    schedule = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=1e-3,
+        min_lr=1e-4,
+        lr_warmup_steps=4,
+        lr_decay_steps=32,
+        lr_decay_style="linear",
+        start_wd=0.1,
+        end_wd=0.1,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+    )
+    schedule.load_state_dict(found["opt_param_scheduler"])
+    differing = [
+        (kind, name)
+        for kind in KINDS
+        for name, tensor in full_tensors(engine, kind).items()
+        if not torch.equal(tensor, Checkpoint(written).source(kind).read(name))
     ]
+    of_group = itemgetter("step", "betas", "eps", "bias_correction", "default_config", "lr")
+    return {
+        "differing": differing,
+        "groups": list({*map(of_group, optimizer.param_groups)}),
+        "curve": steps(engine, rundir, 2),
+    }

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from kit.addons.importers import torch_dist
 from kit.addons.importers.inspected import inspected
+from kit.addons.importers.megatron.resumed import values_to_resume
 from kit.engines.huggingface.models import HfDirectory, hf_config
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError, KitError
@@ -77,32 +76,48 @@ def test_inspect_says_what_to_do(saved, tmp_path):
     assert command.endswith("--to step --out DIRECTORY --model MODEL, then kit train RUN --resume DIRECTORY")
 
 
-NAMES = {"param": StateKind.MASTER, "exp_avg": StateKind.EXP_AVG, "exp_avg_sq": StateKind.EXP_AVG_SQ}
-"""Adam's state under the names that megatron-core's distributed optimizer gives it."""
+READERS = {
+    "dp": ("llama", "fp32", {"dp": 2}),
+    "tp": ("llama", "bf16", {"tp": 2, "dp": 2}),
+    "pp": ("mixtral", "fp32", {"pp": 2, "dp": 2}),
+    "ep": ("mixtral", "fp32", {"dp": 2, "ep": 2}),
+}
+"""Layouts of runs that go on with what kit wrote: a name → (family, precision, sizes)."""
 
 
-@pytest.mark.everyday("mixtral")
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_megatron_core_reads_what_is_written_for_it(saved, tmp_path, family):
-    """Masters and moments keep fp32 beside weights in bf16. megatron-core's own loader reads its own names and shapes,
-    on another layout than the one that wrote them."""
-    spec, directory, root, _ = saved(family)
-    words = convert(root / "step-00000002", "megatron", tmp_path / "out", dtype="float32")
-    assert words == f"a megatron checkpoint of {spec.name}, with Adam's state"
+@pytest.mark.skipif(torch.__version__ >= "2.15", reason="megatron-core 0.19.2 reads no torch_dist: docs/findings.md")
+@pytest.mark.everyday("dp", "ep")
+@pytest.mark.parametrize(("family", "precision", "layout"), READERS.values(), ids=READERS.keys())
+def test_megatron_core_reads_what_is_written_for_it(saved, tmp_path, family, precision, layout):
+    """Model, distributed optimizer and schedule, on another layout than the one that trained: every master weight and
+    moment bit for bit, in fp32 beside weights in bf16 too. What is not read stays random."""
+    spec, directory, root, curve = saved(family)
+    rundir = cases.run_directory(
+        directory / "run", spec, {"precision": precision}, model_path=None, zero_stage=1, **layout
+    )
+    step = tmp_path / "run" / "checkpoints" / "step-00000002"
+    shutil.copytree(root / "step-00000002", step)
+    rundir.plan.save(tmp_path / "run" / "plan.yaml")
+    said = convert(step, "megatron", tmp_path / "out", dtype={"fp32": "float32", "bf16": "bfloat16"}[precision])
+    assert said == f"a megatron checkpoint of {spec.name}, with Adam's state"
     assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text() == "2"
-    if torch.__version__ >= "2.15":
-        pytest.skip("megatron-core 0.19.2 reads no torch_dist directory with torch 2.15: docs/findings.md")
-    rundir, written = cases.run_directory(directory / "run", spec, pp=2), tmp_path / "out" / "iter_0000002"
-    arguments = checkpoints.read_by_megatron, written, root / "step-00000002"
-    assert pool("megatron", 2).run(cases.inside, rundir, *arguments) == [[], []]
-    convert(root / "step-00000002", "megatron", tmp_path / "bf16", dtype="bfloat16")
-    keys = {f"optimizer.state.{name}.decoder.final_layernorm.weight": kind for name, kind in NAMES.items()}
-    for path in (written, tmp_path / "bf16" / "iter_0000002"):
-        found = {key: torch.empty(spec.hidden_size) for key in keys}
-        dcp.load(found, checkpoint_id=path, no_dist=True)
-        for key, kind in keys.items():
-            assert torch.equal(found[key], Checkpoint(root / "step-00000002").source(kind).read("model.norm.weight"))
-            assert torch_dist.Checkpoint(path).tensors[key].properties.dtype is torch.float32
+    expected = {
+        "differing": [],
+        # Of the schedule the learning rate after 16 samples.
+        "groups": [(2, (0.9, 0.95), cases.EPS, True, True, pytest.approx(1e-4 + 9e-4 * (32 - 16) / (32 - 4)))],
+        "curve": pytest.approx(curve, rel=1e-3 if precision == "bf16" else 1e-5),
+    }
+    workers, written = pool("megatron", rundir.plan.layout.world_size), tmp_path / "out" / "iter_0000002"
+    found = workers.run(cases.inside, rundir, checkpoints.read_by_megatron, written, step)
+    assert found == [expected] * len(found)
+
+
+def test_adams_values_away_from_a_run():
+    """Those of a recipe that does not say them; experts have an optimizer of their own, as with ep > 1."""
+    dense, experts = (values_to_resume(tiny.model(each), checkpoints.COUNTERS, None) for each in ("llama", "mixtral"))
+    group = dense["optimizer"]["optimizer"]["param_groups"][0]
+    assert (group["betas"], group["eps"]) == ((0.9, 0.95), 1e-8)
+    assert experts["optimizer"].keys() == {0, 1}
 
 
 class OfAProgram(enum.Enum):
@@ -134,13 +149,10 @@ def left_by(saved, tmp_path, monkeypatch):
     return tmp_path / "theirs/iter_0000002/common.pt", to_step
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_path, monkeypatch, several):
-    """Arguments, classes that are not there, a word that would run code; with experts an optimizer each."""
+def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_path, monkeypatch):
+    """Arguments, classes that are not there, a word that would run code."""
     common, to_step = left_by(saved, tmp_path, monkeypatch)
     values = torch.load(common, weights_only=True)
-    if several:
-        values["optimizer"] = {0: values["optimizer"], 1: values["optimizer"]}
     own = {
         "args": Namespace(seed=1, kind=OfAProgram.KIND),
         "rng": {OfAProgram.KIND: torch.rand(3)},

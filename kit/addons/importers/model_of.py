@@ -13,10 +13,16 @@ from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 
 
+def plan_of_run(path: Path, model: str | None = None) -> Plan | None:
+    """The plan of the run directory that contains the checkpoint or is named by ``model``; None if none does."""
+    plan = (path.resolve().parent.parent if model is None else Path(model)) / "plan.yaml"
+    return Plan.load(plan) if plan.is_file() else None
+
+
 def adapters_of_run(path: Path, model: str | None) -> LoraSpec | None:
     """The adapters that the run directory trains, which contains the checkpoint or is named by ``model``."""
-    plan = (path.resolve().parent.parent if model is None else Path(model)) / "plan.yaml"
-    return Plan.load(plan).job.lora if plan.is_file() else None
+    plan = plan_of_run(path, model)
+    return None if plan is None else plan.job.lora
 
 
 def model_of(path: Path, model: str | None) -> ModelSpec:

@@ -10,8 +10,9 @@ import torch
 from kit.addons.importers import torch_dist
 from kit.addons.importers.megatron import offline
 from kit.addons.importers.megatron.names import PREFIXES
+from kit.addons.importers.megatron.resumed import values_to_resume
 from kit.addons.importers.megatron.torch_format import TorchFormat
-from kit.addons.importers.model_of import adapters_of_run, model_of
+from kit.addons.importers.model_of import adapters_of_run, model_of, plan_of_run
 from kit.addons.importers.stored import FoundState, StoredState, found_in, tagged
 from kit.addons.importers.tensors import MOMENTS
 from kit.addons.importers.torch_dcp import verify_archives
@@ -85,10 +86,7 @@ def write_megatron(opened: Opened, directory: Path, dtype: torch.dtype, path: Pa
     name, newest = "release", "release"
     if len(opened.sources) > 1:
         name, newest = f"iter_{counters.step:07d}", str(counters.step)
-        common["optimizer"] = {
-            "optimizer": {"param_groups": [{"step": counters.optimizer_steps}]},
-            "param_state_sharding_type": "fully_reshardable",
-        }
+        common |= values_to_resume(opened.model, counters, plan_of_run(path))
     (directory / name).mkdir(exist_ok=True)
 
     offline.write_checkpoint(directory / name, opened.model, opened.sources, dtype, common)
