@@ -77,8 +77,8 @@ def test_inspect_says_what_to_do(saved, tmp_path):
 
 
 READERS = {
-    "dp": ("llama", "fp32", {"dp": 2}),
-    "tp": ("llama", "bf16", {"tp": 2, "dp": 2}),
+    "dp": ("llama", "bf16", {"dp": 2}),
+    "tp": ("llama", "fp32", {"tp": 2, "dp": 2}),
     "pp": ("mixtral", "fp32", {"pp": 2, "dp": 2}),
     "ep": ("mixtral", "fp32", {"dp": 2, "ep": 2}),
 }
