@@ -33,9 +33,8 @@ def _open(path: Path, found: FoundState, model: str | None) -> Opened:
 def _deepspeed(path: Path) -> FoundState | None:
     directory = deepspeed.deepspeed_directory(path)
     trainer = (path / "trainer_state.json").is_file()
-    accelerate = (
-        directory is not None and directory.name == "pytorch_model"
-    )  # the tag that Accelerator.save_state chooses
+    # The tag that Accelerator.save_state chooses.
+    accelerate = directory is not None and directory.name == "pytorch_model"
     program = "Hugging Face Trainer with DeepSpeed" if trainer else f"{'accelerate with ' * accelerate}DeepSpeed"
     return found_in(directory, program, lambda found: with_trainer_state(deepspeed.read_deepspeed(found), path))
 
