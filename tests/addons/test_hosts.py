@@ -27,6 +27,7 @@ from tests.emit.plans import TORCH, stand_in
 from tests.support import ROOT
 from tests.support.files import file_with
 from tests.support.refusals import refusal
+from tests.support.runs import free_port
 
 
 def several(count: int, **changes: Any) -> dict[str, dict[str, Any]]:
@@ -121,7 +122,7 @@ def test_what_differs_between_hosts(between: Any, given: tuple[Any, ...], said: 
     assert told(between(*given)) == said
 
 
-PORT = 29877
+PORT = free_port()  # another one in each process of pytest
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import kit
@@ -40,10 +42,11 @@ def torchrun(num_processes: int, module: str, *arguments: object) -> list[str]:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A TCP port that is free now, below those that Linux gives to whoever asks for any (32768 and up)."""
+    while True:
+        port = SystemRandom().randrange(20000, 32768)
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def run(command: Sequence[str], rundir: RunDirectory) -> None:
