@@ -27,7 +27,7 @@ from tests.support import ROOT
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Read when torch is imported. Two processes with a thread for each core wait for each other, at full speed."""
 
-TOGETHER = ("benchmarks/tests", "tests/deepspeed", "tests/megatron", "tests/training")
+TOGETHER = ("benchmarks/tests", "tests/deepspeed", "tests/megatron", "tests/test_structure", "tests/training")
 """Places whose tests share something that is costly: a pool of processes (tests/support/workers.py), a run."""
 FAST = ("tests/addons", "tests/emit", "tests/planning", "tests/specs")
 """Places of which most files need no engine. What takes longer than a second there is marked ``slow``."""

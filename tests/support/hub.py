@@ -57,7 +57,7 @@ def running(hub: Hub) -> Iterator[Hub]:
     """While entered, ``hub`` answers at its ``address``."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub})) as server:
         hub.address = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield hub
         finally:

@@ -44,9 +44,8 @@ def torchrun(num_processes: int, module: str, *arguments: object) -> list[str]:
 def free_port() -> int:
     """A TCP port that is free now, below those that Linux gives to whoever asks for any (32768 and up)."""
     while True:
-        port = SystemRandom().randrange(20000, 32768)
-        with suppress(OSError), socket.create_server(("", port)):
-            return port
+        with suppress(OSError), socket.create_server(("", SystemRandom().randrange(20000, 32768))) as free:
+            return int(free.getsockname()[1])
 
 
 def run(command: Sequence[str], rundir: RunDirectory) -> None:

@@ -37,7 +37,7 @@ def s3_server(bucket: str) -> Iterator[Server]:
     server = Server()
     s3fs.S3FileSystem.clear_instance_cache()  # which know the address of an earlier server
     with make_server("127.0.0.1", 0, server, threaded=True) as http, pytest.MonkeyPatch.context() as patch:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
         for name, value in {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{http.server_port}", "AWS_ACCESS_KEY_ID": "a-key-of-the-environment",
             "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1",
