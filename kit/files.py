@@ -6,6 +6,7 @@ after an error, a kill or a power cut at any moment the name has its old content
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -48,9 +49,18 @@ def complete_file(path: Path) -> Iterator[IO[bytes]]:
     fsync(path.parent)
 
 
+def write_text(path: Path, text: str, *, overwrite: bool = True) -> None:
+    """Write a small file in UTF-8, whole or not at all. Raises OSError; FileExistsError if it is there and may not be
+    overwritten."""
+    if not overwrite and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    with complete_file(path) as file:
+        file.write(text.encode())
+
+
 def publish(partial: Path, directory: Path) -> None:
-    """Give a directory its name, with everything in it on the disk. Raises OSError, also if ``directory`` is there and
-    not empty."""
+    """Give a directory its name, with everything in it on the disk, or a file. Raises OSError, also if ``directory`` is
+    one that is there and not empty."""
     for path in [*partial.rglob("*"), partial]:
         fsync(path)
     if directory.is_dir():

@@ -185,6 +185,17 @@ class Checkout:
                 found[place.parent.as_posix()].append(place.stem)
         return {package: names for package, names in found.items() if package != "kit"}
 
+    def durable_writes(self) -> list[str]:
+        """Calls in kit that rename, flush to the disk or lock, outside of the file that is for it."""
+        return [
+            f"{name}:{node.lineno}"
+            for name, tree in self.trees.items()
+            if name.startswith("kit/") and name != "kit/files.py"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and re.fullmatch(r"os\.replace|.*\.(?:rename|fsync|f?lockf?)", ast.unparse(node.func))
+        ]
+
     def trainings(self) -> list[str]:
         """Calls in tests that train a tiny model by kit's loop (tests/training/runs.py)."""
         return [

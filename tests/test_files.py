@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.files import complete_directory, complete_file, locked, publish
+from kit.files import complete_directory, complete_file, locked, publish, write_text
 from tests.support.calls import before
 from tests.support.files import file_with
 from tests.support.refusals import refusal
@@ -33,6 +33,19 @@ def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     temporary = str(tmp_path / ".y.json.partial")
     assert synced[3:] == [(str(tmp_path), True, False), (temporary, True, False), (str(tmp_path), True, True)]
     assert single.read_bytes() == b"whole"
+
+
+def test_a_small_file_is_whole_and_is_overwritten_where_it_may_be(tmp_path, monkeypatch):
+    """As is one that was written under a name of the caller's own."""
+    synced, target, own = [], tmp_path / "file", file_with(tmp_path / "own", "é")
+    before(monkeypatch, os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    for text in ("old", "é\n"):
+        write_text(target, text)
+    said = refusal(FileExistsError, write_text, target, "new", overwrite=False)
+    assert (target.read_bytes(), said.endswith(f"File exists: '{target}'")) == ("é\n".encode(), True)
+    assert synced == [str(tmp_path / ".file.partial"), str(tmp_path)] * 2
+    publish(own, target)
+    assert (target.read_bytes(), synced[4:], own.exists()) == ("é".encode(), [str(own), str(tmp_path)], False)
 
 
 def _half_a_file(directory: Path) -> None:

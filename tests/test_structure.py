@@ -17,10 +17,11 @@ LIMITS = {
     "functions that take model, cluster, job and layout": (Checkout.quadruples, 0),
     "imports between tests and benchmarks": (Checkout.crossings, 0),
     "modules that a worker imports": (Checkout.of_a_worker, 103),
+    "renames, flushes and locks beside kit/files.py": (Checkout.durable_writes, 5),
     "trainings in tests": (Checkout.trainings, 79),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 17_490, "add-ons": 5_817, "tests": 17_470, "benchmarks": 3_992}
+STATEMENTS = {"core": 17_488, "add-ons": 5_816, "tests": 17_480, "benchmarks": 3_992}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",

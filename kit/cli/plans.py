@@ -43,6 +43,7 @@ from kit.cli.options import (
     with_changes,
 )
 from kit.errors import SpecError
+from kit.files import write_text
 from kit.planner.calibration import Calibration, learn
 from kit.planner.calibration import load as load_calibration
 from kit.planner.calibration import save as save_calibration
@@ -335,8 +336,7 @@ def _write_page(plan: Plan, path: Path) -> None:
     from kit.report.view import view_of
 
     try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(page(view_of(plan)))
+        write_text(path, page(view_of(plan)), overwrite=False)
     except OSError as error:
         raise SpecError(f"--html {path} cannot be written: {error.strerror}; name a new file") from None
 

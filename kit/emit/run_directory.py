@@ -60,7 +60,7 @@ from kit.emit.derived_file import DerivedFile, added_files, json_text
 from kit.emit.extra import check_extra
 from kit.entry_points import load, registered
 from kit.errors import RunDirectoryError, SpecError
-from kit.files import complete_directory
+from kit.files import complete_directory, write_text
 from kit.planner.length import known_length
 from kit.planner.plan import Plan
 from kit.planner.schedule import with_usual_warmup
@@ -167,7 +167,7 @@ class RunDirectory:
     def record_edits(self) -> None:
         """Write ``edits.json``: the edits by hand with which this run started."""
         data = [dataclasses.asdict(edit) for edit in self.edits]
-        (self.path / "edits.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_text(self.path / "edits.json", json.dumps(data, indent=2) + "\n")
 
 
 DERIVED_FILES: tuple[DerivedFile, ...] = (

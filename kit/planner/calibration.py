@@ -18,7 +18,7 @@ from kit.cost.estimate import Prediction
 from kit.cost.memory.peak import StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
-from kit.files import complete_file
+from kit.files import write_text
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.layout import describe
@@ -165,8 +165,7 @@ def save(calibration: Calibration, path: Path) -> None:
     """Writes the residuals; replaces the whole file."""
     kept = ("extra_gib", "runs", "step_time_factor")
     rows = {name: {key: getattr(row, key) for key in kept} for name, row in sorted(calibration.residuals.items())}
-    with complete_file(path) as file:
-        file.write(strict_yaml.dump(rows).encode())
+    write_text(path, strict_yaml.dump(rows))
 
 
 def corrected(prediction: Prediction, residual: Residual) -> Prediction:

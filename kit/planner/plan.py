@@ -11,6 +11,7 @@ from typing import Literal
 from kit.cost.estimate import Prediction
 from kit.cost.workload import Workload
 from kit.errors import SpecError
+from kit.files import write_text
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
 from kit.specs.extra import Extra
@@ -70,8 +71,7 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the plan as YAML. Raises ``SpecError`` if the file exists or cannot be written."""
         try:
-            with Path(path).open("x", encoding="utf-8") as stream:
-                stream.write(self.to_yaml())
+            write_text(Path(path), self.to_yaml(), overwrite=False)
         except FileExistsError:
             raise SpecError(
                 f"{path} exists already and is not overwritten; choose another name, or remove it yourself"

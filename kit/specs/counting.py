@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kit.errors import SpecError
-from kit.files import complete_file, locked
+from kit.files import locked, write_text
 from kit.specs.local import user_cache
 
 _COUNTER = "kit.engines.huggingface.count_parameters"
@@ -43,8 +43,8 @@ def counted(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     answer = _asked(text, name)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with locked(file.parent.with_suffix(".lock")), complete_file(file) as written:
-            written.write(json.dumps(answer).encode())
+        with locked(file.parent.with_suffix(".lock")):
+            write_text(file, json.dumps(answer))
     except OSError:
         pass  # without a writable cache the next call counts again
     return answer

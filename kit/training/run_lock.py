@@ -28,7 +28,7 @@ import psutil
 
 from kit.engines.collective import on_all_ranks, rank
 from kit.errors import RunDirectoryError
-from kit.files import complete_file, locked
+from kit.files import locked, write_text
 from kit.training.stopping import repeatedly
 
 NAME = "run.lock"
@@ -160,8 +160,7 @@ class _Lock:
             try:
                 if self._read() != seen:
                     return False
-                with complete_file(self._path) as file:
-                    file.write(self._text.encode())
+                write_text(self._path, self._text)
                 return True
             finally:
                 self._taking.unlink(missing_ok=True)

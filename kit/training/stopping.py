@@ -28,6 +28,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from kit.files import write_text
+
 STOPPED_CODE = 75
 INTERRUPTED_CODE = 130
 UNSAVED_CODE = 74
@@ -110,7 +112,7 @@ def mark(rundir: Path, reason: Reason | None) -> None:
     if reason is None:
         path.unlink(missing_ok=True)
     else:
-        path.write_text(reason.words + "\n", encoding="utf-8")
+        write_text(path, reason.words + "\n")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.addons.lint.finding import REMOVE, Finding
 from kit.errors import SpecError
+from kit.files import write_text
 from kit.specs import strict_yaml
 
 
@@ -40,8 +41,7 @@ def write_fixed(data: Mapping[str, Any], findings: Sequence[Finding], target: Pa
     values = fixed(data, findings)
     text = strict_yaml.dump(values) if target.suffix in (".yaml", ".yml") else json.dumps(values, indent=2) + "\n"
     try:
-        with target.open("x", encoding="utf-8") as stream:
-            stream.write(text)
+        write_text(target, text, overwrite=False)
     except FileExistsError:
         raise SpecError(f"{target} exists already and is not overwritten; choose another name") from None
     except OSError as error:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from kit.engines.collective import on_all_ranks
 from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
-from kit.files import complete_file, partial_name, publish
+from kit.files import partial_name, publish, write_text
 from kit.planner.plan import Plan
 from kit.training.checkpoint.fetch import fetch
 from kit.training.checkpoint.manifest import Checkpoint, ForeignError, Manifest
@@ -198,8 +198,7 @@ class RunCheckpoints:
         # The run has repeated this step after it resumed from an older checkpoint: replace the old directory.
         _remove(directory)
         publish(partial, directory)
-        with complete_file(self.root / "latest") as latest:
-            latest.write(f"{directory.name}\n".encode())
+        write_text(self.root / "latest", f"{directory.name}\n")
         there = self.steps()
         for step in sorted(set(there) - set(kept(there, self.keep_last, self.keep_every_steps))):
             _remove(self.directory(step))

@@ -21,7 +21,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 
 from kit.errors import CheckpointError, SpecError
-from kit.files import complete_directory, complete_file
+from kit.files import complete_directory, write_text
 from kit.specs.strict_yaml import Document, parse
 from kit.specs.text import shown
 from kit.specs.text_files import parse_json, read_text
@@ -83,8 +83,7 @@ def refuse_unlisted(directory: Path, listed: Collection[str]) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Write a JSON file that is complete or absent. Raises OSError."""
-    with complete_file(path) as file:
-        file.write(json.dumps(data, indent=2).encode() + b"\n")
+    write_text(path, json.dumps(data, indent=2) + "\n")
 
 
 def refuse_existing(directory: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import DataError
-from kit.files import locked
+from kit.files import locked, publish
 from kit.object_storage import UNKNOWN_VERSION, RemoteFile, files_beside, is_address
 from kit.specs.local import user_cache
 
@@ -106,7 +106,7 @@ class RemotePair:
                 if not whole or there.version == UNKNOWN_VERSION:
                     self._files.get(self._name + suffix, partial)
                     self._require_same(suffix, there)
-                    partial.rename(path)
+                    publish(partial, path)
         except OSError as error:
             raise DataError(
                 f"{self._prefix}{suffix} cannot be copied to {path.parent} ({error}); make room there, or set "

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from kit.errors import DataError
-from kit.files import complete_file, locked, partial_name
+from kit.files import complete_file, locked, partial_name, write_text
 from kit.training.data.indexed import HEADER, MAGIC, TOKEN_DTYPES, VERSION, PairFormat, Sidecar
 
 
@@ -137,5 +137,4 @@ class IndexedWriter:
         header = HEADER.pack(MAGIC, VERSION, code, len(lengths), len(boundaries))
         with complete_file(Path(f"{self._prefix}.idx")) as index:
             index.writelines((header, lengths.astype("<i4").tobytes(), pointers.tobytes(), boundaries.tobytes()))
-        with complete_file(Path(f"{self._prefix}.json")) as sidecar:
-            sidecar.write(json.dumps(dataclasses.asdict(self.sidecar()), indent=2).encode() + b"\n")
+        write_text(Path(f"{self._prefix}.json"), json.dumps(dataclasses.asdict(self.sidecar()), indent=2) + "\n")
