@@ -180,10 +180,10 @@ class Checkout:
         """Package of kit → its modules and packages."""
         found: dict[str, list[str]] = defaultdict(list)
         for path in map(Path, self.trees):
-            if path.parts[0] == "kit" and len(path.parts) > 2:
-                place = path.parent if path.name == "__init__.py" else path
+            place = path.parent if path.name == "__init__.py" else path
+            if place.parts[0] == "kit" and len(place.parts) > 1:
                 found[place.parent.as_posix()].append(place.stem)
-        return {package: names for package, names in found.items() if package != "kit"}
+        return found
 
     def durable_writes(self) -> list[str]:
         """Calls in kit that rename, flush to the disk or lock, outside of the file that is for it."""

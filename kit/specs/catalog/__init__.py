@@ -1,4 +1,11 @@
-"""Names → specs of models, GPUs and clusters, from data files in which every row names its source."""
+"""Names → specs of models, GPUs and clusters, from data files in which every row names its source.
+
+Its rooms, in the order in which data walks:
+
+    rows        the data files
+    models      names and directories of models
+    clusters    GPUs, nodes, and text such as ``8xH100``
+"""
 
 from kit.specs.catalog.clusters import (
     cheapest_node_with,

@@ -1,6 +1,6 @@
 """The formats of checkpoints: kit's own and Hugging Face's here, others by packages that register one.
 
-An entry point of the group ``kit.checkpoint_formats`` names a ``Format`` (docs/how-to/add-a-format.md).
+An entry point of the group ``kit.checkpoint_formats`` names a ``Format`` (docs/how-to/add-a-checkpoint-format.md).
 """
 
 from __future__ import annotations
