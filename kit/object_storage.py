@@ -156,7 +156,7 @@ class RemoteFiles:
     def write(self, file: str, content: bytes) -> None:
         """Write a small file."""
         filesystem, root = self.opened
-        with self.described("writing"):
+        with self.storage_errors("writing"):
             filesystem.pipe_file(f"{root}/{file}", content)
 
     def check_writable(self) -> None:
@@ -171,7 +171,7 @@ class RemoteFiles:
     def remove_file(self, file: str) -> None:
         """Remove a file if it is there."""
         filesystem, root = self.opened
-        with self.described("removing a file of"), suppress(FileNotFoundError):
+        with self.storage_errors("removing a file of"), suppress(FileNotFoundError):
             filesystem.rm_file(f"{root}/{file}")
 
     def _tried(self, doing: str, call: Callable[[], T]) -> T:
@@ -182,11 +182,11 @@ class RemoteFiles:
                 break
             except Exception:  # every protocol has its own
                 time.sleep(pause_s)
-        with self.described(doing):
+        with self.storage_errors(doing):
             return call()
 
     @contextmanager
-    def described(self, doing: str) -> Iterator[None]:
+    def storage_errors(self, doing: str) -> Iterator[None]:
         """Libraries of storage raise exceptions of their own kinds."""
         try:
             yield

@@ -14,6 +14,9 @@ NAMES = {
     r"^(Teller|Unsteady|Outbox|Peers|ById)$": "RunLogger, AnomalyHandler, P2PSender, StatusAllReduce",
     r"^[Tt]win(_|$)": "scaled_down",
     r"^StateBlock$|^held_bytes$|^load_restricted$": "TensorShard, memory_bytes, load_safely",
+    r"^(kept|kept_names|[Bb]ookmark|StreamPlace)$": "retained_steps, retained, StreamCursor, StreamState",
+    r"^(PairWriter|pair_files|StoredBlock)$": "IndexedWriter, files_of, TensorShard",
+    r"^((read_)?sealed|closed_list|Inert|run_collectively)$": "with_checksum, safe_unpickle, Opaque, on_all_ranks",
     r"^(LastResort|TooSlow|Binding|first_screen)$|last_resort": "Fallback, LowerBound, Bottleneck, summary",
 }
 """Coined public name → the name to use."""

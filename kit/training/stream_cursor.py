@@ -1,6 +1,6 @@
 """Where a streamed run stands in its sources: so that a resumed run need not read them from their start.
 
-Bookmarks save time only. Every sample follows from the sources, the recipe and its position.
+Cursors save time only. Every sample follows from the sources, the recipe and its position.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StreamCursor:
 
 @stored
 class StreamState:
-    """The bookmarks of a checkpoint, and what they belong to."""
+    """The cursors of a checkpoint, and what they belong to."""
 
     made_from: dict[str, str]
     """What the samples follow from, beside the files."""
@@ -56,9 +56,9 @@ class StreamState:
                 raise _another(f"is of other files: {name} has another name, size, time or ETag; restore it")
 
 
-def newest(bookmarks: Iterable[StreamCursor]) -> tuple[StreamCursor, ...]:
-    """The last bookmark of each stream."""
-    last = {mark.stream: mark for mark in sorted(bookmarks, key=lambda mark: mark.window)}
+def newest(cursors: Iterable[StreamCursor]) -> tuple[StreamCursor, ...]:
+    """The last cursor of each stream."""
+    last = {mark.stream: mark for mark in sorted(cursors, key=lambda mark: mark.window)}
     return tuple(last[stream] for stream in sorted(last))
 
 

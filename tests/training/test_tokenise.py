@@ -85,13 +85,13 @@ def test_every_kind_of_source(tokenizer, tmp_path):
     assert str(result) == f"{tmp_path}/out/train: 16 tokens in 6 documents, largest id 6"
 
 
-@pytest.mark.parametrize("last", [".idx", ".json"])
-def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, last):
-    def full(path):
+@pytest.mark.parametrize(("call", "last"), [("complete_file", ".idx"), ("write_text", ".json")])
+def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, call, last):
+    def full(path, *_):
         if path.suffix == last:
             raise OSError(28, "No space left on device")
 
-    before(monkeypatch, writing, "complete_file", full)
+    before(monkeypatch, writing, call, full)
     with (
         pytest.raises(DataError, match="No space left"),
         indexed_writer(tmp_path / "x", PairFormat(tokenizer="t", vocab_size=7)) as writer,

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from kit.addons.importers.opaque import Opaque
-from kit.addons.importers.stored import StoredState, StoredTensor, described, stored, tagged, zeros
+from kit.addons.importers.stored import StoredState, StoredTensor, reader_errors, stored, tagged, zeros
 from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step, steps_of
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
@@ -80,7 +80,7 @@ def deepspeed_directory(directory: Path) -> Path | None:
 def read_deepspeed(directory: Path) -> StoredState:
     """Open a checkpoint. Reads everything but the elements of tensors. Raises CheckpointError for missing ranks, mixed
     steps, tensor or pipeline parallelism, and damaged files."""
-    with described(directory, "DeepSpeed"):
+    with reader_errors(directory, "DeepSpeed"):
         return _read(directory)
 
 
@@ -172,7 +172,7 @@ def _complete(directory: Path, present: set[int], ranks: int, kind: str) -> None
 
 
 def _rank_state(path: Path) -> _RankState:
-    with described(path, "DeepSpeed"):
+    with reader_errors(path, "DeepSpeed"):
         loaded = load_file(path)["optimizer_state_dict"]
         stage = int(loaded.get("zero_stage", 1))  # BF16_Optimizer, of stage 1, does not say it
         masters = loaded["fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"]

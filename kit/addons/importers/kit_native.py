@@ -22,7 +22,7 @@ import torch
 
 from kit.addons.importers import deepspeed
 from kit.addons.importers.model_of import adapters_of_run, model_of
-from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, described, stored, tensors_of
+from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, reader_errors, stored, tensors_of
 from kit.addons.importers.tensors import MOMENTS, sources
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.protocol import StateKind, TensorSource
@@ -72,7 +72,7 @@ def recognise(path: Path) -> FoundState | None:
         return FoundState("an earlier kit, any layout", path, state=partial(_exchange_state, path))
     if not (path / MANIFEST).is_file():
         return None
-    with described(path / MANIFEST, "kit"):
+    with reader_errors(path / MANIFEST, "kit"):
         if parse_json(read_text(path / MANIFEST, 1 << 24))["format"] != "kit-native":
             return None
     return FoundState("an earlier kit, one engine", path, state=partial(_native_state, path))
@@ -103,7 +103,7 @@ def open_native(path: Path, found: FoundState, model: str | None) -> Opened:
 
 
 def _read(path: Path, kind: type[Any], name: str) -> Any:
-    with described(path, "an earlier kit"):
+    with reader_errors(path, "an earlier kit"):
         return read_checked(path, kind, name, _VERSION)
 
 
@@ -122,7 +122,7 @@ def _native_state(path: Path) -> StoredState:
     layout: dict[str, int | str] = {"engine": said.model.partition(" ")[0], "world_size": said.world_size}
     state = StoredState({}, {}, moments_elsewhere=True)
     if (path / "state" / "state-rank00000.json").is_file():
-        with described(path / "state", "an earlier kit"):
+        with reader_errors(path / "state", "an earlier kit"):
             state = _boxes(path / "state")
     elif any((path / "state" / "native").glob("*.pt")):
         state = _without_zero(deepspeed.read_deepspeed(path / "state" / "native"), path / "state" / "native")
@@ -137,7 +137,7 @@ def _without_zero(state: StoredState, directory: Path) -> StoredState:
     path = deepspeed.deepspeed_files(directory)[0]
     if state.moments or state.layout.get("zero_stage") != 0:
         return state
-    with described(path, "an earlier kit"):
+    with reader_errors(path, "an earlier kit"):
         loaded = deepspeed.load_file(path)
         optimizer = loaded["optimizer"]
         first = {tensor.data_ptr(): name for name, tensor in reversed(loaded["module"].items())}  # once, if tied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.addons.importers.peft import CONFIG, adapter_config
-from kit.addons.importers.stored import described
+from kit.addons.importers.stored import reader_errors
 from kit.errors import CheckpointError
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model
@@ -34,7 +34,7 @@ def model_of(path: Path, model: str | None) -> ModelSpec:
                 return load_model(str(directory))
         if (path / CONFIG).is_file():
             config = adapter_config(path)
-            with described(path / CONFIG, "peft"):
+            with reader_errors(path / CONFIG, "peft"):
                 base = Path(str(config["base_model_name_or_path"]))
                 if (base / "config.json").is_file():
                     return load_model(str(base))

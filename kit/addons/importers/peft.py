@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kit.addons.importers.stored import StoredState, described
+from kit.addons.importers.stored import StoredState, reader_errors
 from kit.addons.importers.tensors import plain_name
 from kit.cost.model.lora import named_layers
 from kit.engines.huggingface.adapters import checkpoint_shapes
@@ -22,7 +22,7 @@ CONFIG = "adapter_config.json"
 def adapter_config(directory: Path) -> dict[str, Any]:
     """Content of peft's ``adapter_config.json``. Raises CheckpointError."""
     path = directory / CONFIG
-    with described(path, "peft"):
+    with reader_errors(path, "peft"):
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -30,7 +30,7 @@ def lora_of(path: Path, model: ModelSpec, state: StoredState) -> LoraSpec:
     """The adapters' rank, scale and layers by peft's configuration. Raises CheckpointError for what kit does not train:
     other kinds of adapters, or adapters on other layers."""
     config = adapter_config(path)
-    with described(path / CONFIG, "peft"):
+    with reader_errors(path / CONFIG, "peft"):
         other = "modules_to_save" if config.get("modules_to_save") else ""
         if config.get("peft_type") != "LORA" or other:
             raise CheckpointError(

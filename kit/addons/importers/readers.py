@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 from transformers.utils import logging
 
-from kit.addons.importers.stored import described
+from kit.addons.importers.stored import reader_errors
 from kit.engines.io.sharded_safetensors import file_names
 from kit.extras import install
 from kit.specs.text_files import parse_json, read_text
@@ -49,7 +49,7 @@ def readers(directory: Path) -> list[str]:
     if not files:
         return []
     names = [name for path in files for name in file_names(path)]
-    with described(directory / "config.json", "transformers"):
+    with reader_errors(directory / "config.json", "transformers"):
         config = parse_json(read_text(directory / "config.json"))
         layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
         architecture, model_type = str((config.get("architectures") or [""])[0]), str(config.get("model_type"))

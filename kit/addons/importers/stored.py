@@ -97,7 +97,7 @@ def tagged(directory: Path, file: str, holds: Callable[[Path], bool], name: Call
 
 
 @contextmanager
-def described(path: Path, program: str) -> Iterator[None]:
+def reader_errors(path: Path, program: str) -> Iterator[None]:
     """Turns the errors of unexpected content into a CheckpointError that names the file and the program."""
     try:
         yield
@@ -116,7 +116,7 @@ def with_trainer_state(state: StoredState, directory: Path) -> StoredState:
     path = directory / "trainer_state.json"
     if not path.is_file():
         return state
-    with described(path, "transformers' Trainer"):
+    with reader_errors(path, "transformers' Trainer"):
         said = parse_json(read_text(path, 1 << 30))
         step, tokens = int(said["global_step"]), int(said.get("num_input_tokens_seen") or 0)
     counters = state.counters

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from kit.addons.importers.stored import StoredState, StoredTensor, described
+from kit.addons.importers.stored import StoredState, StoredTensor, reader_errors
 from kit.addons.importers.tensors import MOMENTS, one_step
 from kit.addons.importers.torch_dist import Block, Checkpoint, block_of, verify_archive, write_blocks
 from kit.engines.huggingface.models import tensor_shapes
@@ -28,7 +28,7 @@ def read_distributed(directories: Sequence[Path]) -> StoredState:
     in another directory. Raises CheckpointError."""
     found: dict[str, StoredTensor] = {}
     for directory in directories:
-        with described(directory, "torch.distributed.checkpoint"):
+        with reader_errors(directory, "torch.distributed.checkpoint"):
             checkpoint = Checkpoint(directory)
             checkpoint.require_files()
             found |= checkpoint.stored()
@@ -54,7 +54,7 @@ def verify_archives(directory: Path) -> None:
     paths = [directory] if directory.is_file() else sorted(directory.rglob("*"))
     for path in paths:
         if path.name == ".metadata":
-            with described(path, "torch.distributed.checkpoint"):
+            with reader_errors(path, "torch.distributed.checkpoint"):
                 Checkpoint(path.parent).verify()
         if path.suffix in (".pt", ".bin") and path.is_file():
             verify_archive(path)

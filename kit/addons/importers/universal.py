@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kit.addons.importers import deepspeed
-from kit.addons.importers.stored import StoredState, StoredTensor, described, stored, tagged
+from kit.addons.importers.stored import StoredState, StoredTensor, reader_errors, stored, tagged
 from kit.addons.importers.tensors import MOMENTS, one_step, steps_of
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
@@ -36,7 +36,7 @@ def universal_directory(directory: Path) -> Path | None:
 def read_universal(directory: Path) -> StoredState:
     """Open a universal checkpoint. Raises CheckpointError for parameters without a file of each kind that others have,
     mixed steps and damaged files."""
-    with described(directory, "ds_to_universal.py"):
+    with reader_errors(directory, "ds_to_universal.py"):
         folders = sorted(each for each in (directory / "zero").iterdir() if each.is_dir())
         settings = {} if not (files := deepspeed.deepspeed_files(directory)) else deepspeed.load_file(files[0])
         shapes = {name: tuple(shape) for group in settings.get("param_shapes") or () for name, shape in group.items()}
@@ -73,14 +73,14 @@ def _steps_beside(directory: Path) -> set[int]:
     path = directory / "zero" / "optimizer_state.pt"
     if not path.is_file():
         return set()
-    with described(path, "ds_to_universal.py"):
+    with reader_errors(path, "ds_to_universal.py"):
         loaded = deepspeed.load_file(path)
         state = (loaded.get("optimizer_state_dict") or {}).get("state")
         return steps_of({"state": state, "param_groups": loaded.get("param_groups")})
 
 
 def _stored(path: Path, shape: tuple[int, ...] | None) -> StoredTensor:
-    with described(path, "ds_to_universal.py"):
+    with reader_errors(path, "ds_to_universal.py"):
         return stored(partial(_param, path, shape))
 
 

@@ -50,7 +50,7 @@ class SafetensorsSource(TensorSource):
         if name not in self._files:
             raise CheckpointError(f"tensor {name} is not in the checkpoint; it has {len(self._files)} other tensors")
         path = self._files[name]
-        with _described(path):
+        with _reader_errors(path):
             if path != self._open_path:
                 self._open_file = _open(path)
                 self._open_path = path
@@ -63,7 +63,7 @@ def _open(path: Path) -> Any:
 
 
 @contextmanager
-def _described(path: Path) -> Iterator[None]:
+def _reader_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -90,7 +90,7 @@ class _Pickled(dict[str, torch.Tensor]):
 
 def file_names(path: Path) -> list[str]:
     """Names of the tensors in one file. Raises CheckpointError as ``SafetensorsSource`` does."""
-    with _described(path):
+    with _reader_errors(path):
         return list(_open(path).keys())
 
 

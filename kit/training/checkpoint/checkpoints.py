@@ -22,7 +22,7 @@ from kit.planner.plan import Plan
 from kit.training.checkpoint.fetch import fetch
 from kit.training.checkpoint.manifest import Checkpoint, ForeignError, Manifest
 from kit.training.checkpoint.remote import RemoteCheckpoints
-from kit.training.checkpoint.storage import kept, name_of, require_disk_space, steps_in
+from kit.training.checkpoint.storage import name_of, require_disk_space, retained_steps, steps_in
 from kit.training.checkpoint.store import State, check_state, load_state, write_manifest, write_state
 from kit.training.counters import Counters, RunLength
 from kit.units import GB
@@ -200,7 +200,7 @@ class RunCheckpoints:
         publish(partial, directory)
         write_text(self.root / "latest", f"{directory.name}\n")
         there = self.steps()
-        for step in sorted(set(there) - set(kept(there, self.keep_last, self.keep_every_steps))):
+        for step in sorted(set(there) - set(retained_steps(there, self.keep_last, self.keep_every_steps))):
             _remove(self.directory(step))
 
 

@@ -34,7 +34,7 @@ class RemoteCheckpoints(RemoteFiles):
         """Checkpoint → file → its bytes, of what is there, complete or not. ``name``: of this checkpoint alone."""
         filesystem, root = self.opened
         found: dict[str, dict[str, int]] = {}
-        with self.described("listing"):
+        with self.storage_errors("listing"):
             filesystem.invalidate_cache()
             for path, info in filesystem.find(f"{root}/{name}".rstrip("/"), detail=True).items():
                 step, _, file = str(path).removeprefix(f"{root}/").partition("/")
@@ -57,7 +57,7 @@ class RemoteCheckpoints(RemoteFiles):
         there = self.sizes(directory.name)
         missing = {file: record for file, record in files.items() if there.get(file) != record.bytes}
         verify(directory, missing)
-        with self.described("copying to"):
+        with self.storage_errors("copying to"):
             copies = [f"{root}/{directory.name}/{file}" for file in missing]
             filesystem.put([str(directory / file) for file in missing], copies, **_at_once(filesystem))
         there = self.sizes(directory.name)
@@ -72,7 +72,7 @@ class RemoteCheckpoints(RemoteFiles):
     def get_files(self, name: str, files: Collection[str], directory: Path) -> None:
         """Copy files of a checkpoint into a local directory. Does not check their hashes."""
         filesystem, root = self.opened
-        with self.described(f"downloading {name} from"):
+        with self.storage_errors(f"downloading {name} from"):
             copies = [str(directory / file) for file in files]
             filesystem.get([f"{root}/{name}/{file}" for file in files], copies, **_at_once(filesystem))
 
@@ -80,7 +80,7 @@ class RemoteCheckpoints(RemoteFiles):
         """Remove a checkpoint, its last file first: what a kill leaves is no checkpoint."""
         self.remove_file(f"{name}/{MANIFEST}")
         filesystem, root = self.opened
-        with self.described("removing old checkpoints of"), suppress(FileNotFoundError):
+        with self.storage_errors("removing old checkpoints of"), suppress(FileNotFoundError):
             filesystem.rm(f"{root}/{name}", recursive=True)
 
 

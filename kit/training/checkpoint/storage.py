@@ -41,7 +41,7 @@ def is_checkpoint(directory: Path) -> bool:
     return (directory / MANIFEST).is_file()
 
 
-def kept(steps: Sequence[int], last: int, every: int | None) -> list[int]:
+def retained_steps(steps: Sequence[int], last: int, every: int | None) -> list[int]:
     """Steps whose checkpoints to keep: the ``last`` newest steps, and all multiples of ``every``. ``steps``: newest
     first."""
     return [step for n, step in enumerate(steps) if n < last or (every is not None and step % every == 0)]
@@ -51,7 +51,7 @@ def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
     """Steps whose checkpoints exist after a run that ended with ``last_step``, oldest first."""
     every = spec.every_steps
     saved = {last_step, *(range(every, last_step + 1, every) if every else ())}
-    return sorted(kept(sorted(saved, reverse=True), spec.keep_last, spec.keep_every_steps))
+    return sorted(retained_steps(sorted(saved, reverse=True), spec.keep_last, spec.keep_every_steps))
 
 
 def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec) -> float:

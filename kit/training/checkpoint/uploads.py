@@ -27,7 +27,7 @@ from kit.engines.collective import Result, gather, on_all_ranks, rank
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.remote import RemoteCheckpoints
-from kit.training.checkpoint.storage import MANIFEST, is_checkpoint, kept, name_of, step_of, steps_in
+from kit.training.checkpoint.storage import MANIFEST, is_checkpoint, name_of, retained_steps, step_of, steps_in
 from kit.training.logging.metrics import RunOutput
 from kit.units import to_gib
 
@@ -128,7 +128,7 @@ class Uploads(AbstractContextManager["Uploads", None]):
         remote, there = self._remote, self._remote.listed()
         complete = {name for name, files in there.items() if MANIFEST in files}
         local = {path.name for path in steps_in(self._root).values() if is_checkpoint(path)}
-        wanted = self._kept(local | complete) & local
+        wanted = self._retained(local | complete) & local
         for name in sorted(wanted, reverse=True):
             manifest = (self._root / name / MANIFEST).read_bytes()
             if self._copied.get(name) != manifest and remote.read(f"{name}/{MANIFEST}") != manifest:
@@ -137,14 +137,14 @@ class Uploads(AbstractContextManager["Uploads", None]):
                     self._begun[name] = manifest
                 return name
             self._copied[name] = manifest
-        for name in there.keys() - self._kept(complete) - wanted:
+        for name in there.keys() - self._retained(complete) - wanted:
             if name < max(complete):  # an incomplete one too: a newer copy replaces it
                 remote.remove(name)
         return None
 
-    def _kept(self, names: Collection[str]) -> set[str]:
+    def _retained(self, names: Collection[str]) -> set[str]:
         steps = sorted((step_of(name) or 0 for name in names), reverse=True)
-        return set(map(name_of, kept(steps, self._spec.keep_last, self._spec.keep_every_steps)))
+        return set(map(name_of, retained_steps(steps, self._spec.keep_last, self._spec.keep_every_steps)))
 
     def _copy(self, name: str) -> None:
         """Copy the files, each host its share, then the manifest. Raises CheckpointError on every rank."""

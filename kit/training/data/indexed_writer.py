@@ -30,7 +30,7 @@ def indexed_writer(prefix: str | Path, pair: PairFormat) -> Iterator[IndexedWrit
     files = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".json", ".idx")]
     partial = partial_name(files[0])
     with ExitStack() as stack:
-        with _described(prefix):
+        with _writer_errors(prefix):
             _refuse_existing(*files)
             partial.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(partial, wait=False))
@@ -41,13 +41,13 @@ def indexed_writer(prefix: str | Path, pair: PairFormat) -> Iterator[IndexedWrit
             writer = IndexedWriter(prefix, pair, stack.enter_context(complete_file(files[0])))
             stack.push(writer.drop)
         yield writer
-        with _described(prefix):
+        with _writer_errors(prefix):
             writer.complete()
             stack.close()
 
 
 @contextmanager
-def _described(prefix: str | Path) -> Iterator[None]:
+def _writer_errors(prefix: str | Path) -> Iterator[None]:
     try:
         yield
     except BlockingIOError:
@@ -113,7 +113,7 @@ class IndexedWriter:
                 f"{self._pair.vocab_size}; use the tokenizer of the model"
             )
         data = tokens.astype(self._pair.dtype).tobytes()
-        with _described(self._prefix):
+        with _writer_errors(self._prefix):
             self._bin.write(data)
         self._hash.update(data)
         self._counts["max_token_id"] = max(self._counts["max_token_id"], high)

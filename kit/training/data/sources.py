@@ -70,7 +70,7 @@ def find_sources(name: str) -> list[Source]:
 
 def _remote(address: str) -> list[Source]:
     filesystem, path = open_filesystem("source", address)
-    with _described(address):
+    with _reader_errors(address):
         pattern = any(letter in path for letter in "*?[")
         infos = filesystem.glob(path, detail=True).values() if pattern else [filesystem.info(path)]
     found = []
@@ -90,7 +90,7 @@ def _check_suffix(name: str) -> None:
 
 
 @contextmanager
-def _described(name: str) -> Iterator[None]:
+def _reader_errors(name: str) -> Iterator[None]:
     with as_data_error(name):
         try:
             yield
@@ -115,7 +115,7 @@ def as_data_error(name: str) -> Iterator[None]:
 @contextmanager
 def _opened(name: str) -> Iterator[IO[bytes]]:
     """A file or an object, for reading. Raises DataError."""
-    with _described(name):
+    with _reader_errors(name):
         if is_address(name):
             filesystem, path = open_filesystem("source", name)
             with filesystem.open(path, "rb") as file, io.BufferedReader(file) as buffered:  # its lines are quick

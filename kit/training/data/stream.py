@@ -30,8 +30,8 @@ _MOST_STREAMS = 64
 """Most virtual streams that kit chooses: few enough that the first step is not long in coming."""
 _READ_DOCUMENTS = 1000
 """Documents in a block that is not shuffled."""
-_BOOKMARKS = 1024
-"""Bookmarks of a stream that are kept: more than the blocks that a thread reads ahead."""
+_CURSORS = 1024
+"""Cursors of a stream that are kept: more than the blocks that a thread reads ahead."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class _Reading:
 
 
 class VirtualStream:
-    """The numbered windows of one virtual stream. Reads on from its last window, or again from a bookmark."""
+    """The numbered windows of one virtual stream. Reads on from its last window, or again from a cursor."""
 
     def __init__(self, number: int, reading: _Reading) -> None:
         self._number, self._reading = number, reading
-        self._bookmarks = [StreamCursor(stream=number)]
+        self._cursors = [StreamCursor(stream=number)]
         self._windows: Iterator[np.ndarray] | None = None
         self._next = 0
 
     def window(self, number: int) -> np.ndarray:
         """int64, (sequence length + 1,). Raises DataError."""
-        nearest = self.bookmark(number)
+        nearest = self.cursor(number)
         if self._windows is None or not nearest.window <= self._next <= number:
             self._windows, self._next = self._read(nearest), nearest.window
         windows, self._windows = self._windows, None  # an error ends them
@@ -66,19 +66,19 @@ class VirtualStream:
         self._windows, self._next = windows, number + 1
         return found.astype(np.int64)
 
-    def bookmark(self, number: int) -> StreamCursor:
-        """The last known bookmark that is not after a window."""
-        return next(mark for mark in reversed(self._bookmarks) if mark.window <= number)
+    def cursor(self, number: int) -> StreamCursor:
+        """The last known cursor that is not after a window."""
+        return next(mark for mark in reversed(self._cursors) if mark.window <= number)
 
-    def remember(self, bookmark: StreamCursor) -> None:
-        """Add a bookmark to the known ones: one for each block in which a window begins."""
-        last = self._bookmarks[-1]
-        if (bookmark.epoch, bookmark.block) > (last.epoch, last.block):
-            self._bookmarks.append(bookmark)
-            del self._bookmarks[1:-_BOOKMARKS]
+    def remember(self, cursor: StreamCursor) -> None:
+        """Add a cursor to the known ones: one for each block in which a window begins."""
+        last = self._cursors[-1]
+        if (cursor.epoch, cursor.block) > (last.epoch, last.block):
+            self._cursors.append(cursor)
+            del self._cursors[1:-_CURSORS]
 
     def _read(self, start: StreamCursor) -> Iterator[np.ndarray]:
-        """Windows from a bookmark on, without end if the data wrap."""
+        """Windows from a cursor on, without end if the data wrap."""
         reading, streams = self._reading, self._reading.streams
         while True:
             count = 0
@@ -100,19 +100,19 @@ class VirtualStream:
             start = StreamCursor(stream=self._number, window=end, epoch=start.epoch + 1)
 
     def _epoch(self, start: StreamCursor) -> Iterator[np.ndarray]:
-        """The windows of an epoch from a bookmark on."""
-        length, text, bookmark = self._reading.seq_length, np.zeros(0, np.int32), start
+        """The windows of an epoch from a cursor on."""
+        length, text, cursor = self._reading.seq_length, np.zeros(0, np.int32), start
         for place, tokens in self._blocks(start):
             text = np.concatenate([text, tokens[start.offset if place is start else 0 :]])
             while len(text) > length:
-                self.remember(bookmark)
+                self.remember(cursor)
                 yield text[: length + 1]
                 text = text[length:]
                 offset = len(tokens) - len(text)
-                bookmark = dataclasses.replace(place, window=bookmark.window + 1, offset=offset)
+                cursor = dataclasses.replace(place, window=cursor.window + 1, offset=offset)
 
     def _blocks(self, start: StreamCursor) -> Iterator[tuple[StreamCursor, np.ndarray]]:
-        """(its beginning, int32 tokens) of each block of an epoch, from a bookmark's block on."""
+        """(its beginning, int32 tokens) of each block of an epoch, from a cursor's block on."""
         reading, shuffled = self._reading, self._reading.shuffle_block > 1
         seed = reading.seed + ((start.epoch * reading.streams + self._number + 1) << 32)  # seeds have 32 bits
         documents, place = self._documents(start), start
@@ -126,7 +126,7 @@ class VirtualStream:
             place = dataclasses.replace(place, block=place.block + 1, file=file, document=document + 1)
 
     def _documents(self, start: StreamCursor) -> Iterator[tuple[int, int, str]]:
-        """(place of its file in the epoch's order, number in the file, text) of each document from a bookmark on.
+        """(place of its file in the epoch's order, number in the file, text) of each document from a cursor on.
 
         Streams share files, or files streams: of n files stream v has v, v + V, …; if V > n it has every so-many-th
         document of file v mod n.
@@ -193,12 +193,12 @@ class StreamSamples(TrainingSamples):
         """Collective. Where a run stands whose next sample is at ``position``, as far as any rank knows."""
         count = len(self._streams)
         with self._lock:
-            mine = [stream.bookmark(-((number - position) // count)) for number, stream in enumerate(self._streams)]
-        bookmarks = newest(mark for of_rank in gather(mine) for mark in of_rank)
-        return StreamState(made_from=self._made_from, files=self._reading.source.digests, bookmarks=bookmarks)
+            mine = [stream.cursor(-((number - position) // count)) for number, stream in enumerate(self._streams)]
+        cursors = newest(mark for of_rank in gather(mine) for mark in of_rank)
+        return StreamState(made_from=self._made_from, files=self._reading.source.digests, bookmarks=cursors)
 
     def resume(self, place: StreamState) -> None:
-        """Read on from the bookmarks of a checkpoint. Raises CheckpointError if it is of something else."""
+        """Read on from the cursors of a checkpoint. Raises CheckpointError if it is of something else."""
         place.check(self._made_from, self._reading.source.digests, self._reading.source.names)
         for mark in place.bookmarks:
             self._streams[mark.stream].remember(mark)

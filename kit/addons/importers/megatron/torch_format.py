@@ -19,7 +19,7 @@ import torch
 
 from kit.addons.importers.megatron.source import megatron_source, shard_shape
 from kit.addons.importers.opaque import Opaque, unknown_names
-from kit.addons.importers.stored import described
+from kit.addons.importers.stored import reader_errors
 from kit.addons.importers.tensors import MOMENTS, hyperparameters, one_step, steps_of
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
@@ -77,7 +77,7 @@ class TorchFormat:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        with described(directory, "Megatron-LM"):
+        with reader_errors(directory, "Megatron-LM"):
             paths = rank_files(directory)
             first = _read(next(iter(paths.values())))
             said = [first.arguments.get(f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline", "expert")]
