@@ -7,9 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 
-from kit.cost.memory.peak import COMPONENTS
 from kit.planner.compare import ComparedLayout, compare
-from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.report.summary import summary
 from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, PART_COLORS, PlanView, spoken
@@ -39,7 +37,7 @@ def page(view: PlanView) -> str:
     blocks = [
         f"<h1>{title}</h1><pre>{escape(summary(view, width=_COLUMNS))}</pre>",
         "<h2>Layouts that were compared</h2>" + _chart(view),
-        "<h2>Memory of a GPU</h2>" + "".join(_memory(plan)),
+        "<h2>Memory of a GPU</h2>" + "".join(_memory(view)),
         "<h2>A step</h2>" + _bar(step, plan.predicted.step_time_s) + _keys(step, human_seconds),
         f"<h2>Why</h2><pre>{escape(str(explain(plan)))}</pre>",
     ]
@@ -102,11 +100,11 @@ def _round_numbers(end: float) -> list[float]:
     return [round(step * index, 12) for index in range(math.floor(end / step) + 1)]
 
 
-def _memory(plan: Plan) -> Iterator[str]:
-    for stage in plan.predicted.memory:
-        named = {name: stage.components_gib[name] for name in COMPONENTS}
-        yield f"<p>Stage {stage.stage}: {stage.peak_gib:.1f} of {plan.cluster.gpu.memory_gib:.1f} GiB</p>"
-        yield _bar(named, plan.cluster.gpu.memory_gib)
+def _memory(view: PlanView) -> Iterator[str]:
+    for number, stage in enumerate(view.plan.predicted.memory):
+        named = {name: sizes[number] for name, sizes in view.memory_gib.items()}
+        yield f"<p>Stage {stage.stage}: {stage.peak_gib:.1f} GiB of {view.limits}</p>"
+        yield _bar(named, view.plan.cluster.gpu.memory_gib)
     yield _keys(named, lambda gib: f"{gib:.1f} GiB")
 
 

@@ -8,7 +8,7 @@ from kit.cost.estimate import Prediction
 from kit.cost.reliability import Operation
 from kit.planner.calibration import is_corrected
 from kit.planner.plan import Decision
-from kit.report.view import WIDTH, PlanView, at_most, by_component, cells, money, run_length
+from kit.report.view import WIDTH, PlanView, at_most, cells, money, run_length
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
 _STAGES_SHOWN = 6
@@ -38,8 +38,7 @@ def _title(view: PlanView) -> str:
 
 def _memory(view: PlanView) -> str:
     predicted, stages = view.plan.predicted, view.plan.predicted.memory
-    shown = by_component(stages)
-    limits = f"{view.usable_gib:.1f} usable ({view.plan.cluster.gpu.memory_gib:.1f} total)"
+    shown = view.memory_gib
     learned = is_corrected(predicted) and " GiB" in predicted.step_time_evidence
     band = " (calibrated)" if learned else _band(predicted.memory_band)
     names = [f"stage {stage.stage}" if view.drawn else "" for stage in stages]
@@ -48,7 +47,7 @@ def _memory(view: PlanView) -> str:
         rows[_STAGES_SHOWN - 1 : -1] = ["  …"]
     nodes = (("host memory", predicted.host_ram_gib_per_node), ("NVMe", predicted.nvme_gib_per_node))
     lines = [
-        f"peak memory per GPU: {predicted.peak_gib:.1f} GiB of {limits}{band}",
+        f"peak memory per GPU: {predicted.peak_gib:.1f} GiB of {view.limits}{band}",
         "  " + " " * 8 + "".join(f"{name:>12}" for name in [*shown, "peak"]),
         *rows,
         *(f"  {name} of a node: {gib:.0f} GiB" for name, gib in nodes if gib),

@@ -74,8 +74,12 @@ class PlanView:
     """``describe``'s line."""
     words: str
     """``layout`` in the field's words."""
+    memory_gib: dict[str, list[float]]
+    """Component → GiB of each stage (``by_component``)."""
     usable_gib: float
     """Memory of a GPU without the margin for CUDA and the allocator."""
+    limits: str
+    """``usable_gib`` and the whole of a GPU in words: ``74.2 usable (79.6 total)``."""
     step_s: dict[str, float]
     """Words for a component → its seconds of a step, without those that take none."""
     step_band: str
@@ -104,7 +108,9 @@ def view_of(plan: Plan) -> PlanView:
         nodes=f"{cluster.num_nodes} × {cluster.name}" if cluster.num_nodes > 1 else cluster.name,
         layout=layout,
         words=spoken(layout),
+        memory_gib=by_component(plan.predicted.memory),
         usable_gib=usable_gib(cluster.gpu),
+        limits=f"{usable_gib(cluster.gpu):.1f} usable ({cluster.gpu.memory_gib:.1f} total)",
         step_s={name.replace("_", " "): seconds for name, seconds in parts.items() if seconds > 0},
         step_band=_step_band(plan.predicted),
         alternatives=tuple(text for each in plan.decisions if each.rule == "engine" for text in _others(each)),
@@ -125,10 +131,10 @@ def method(job: JobSpec) -> str:
     return f"{objective}, {_ADAPTERS[job.lora.quantised]} r{job.lora.rank}"
 
 
-def by_component(stages: Iterable[StageMemory], least_gib: float = SHOWN_GIB) -> dict[str, list[float]]:
-    """Component → GiB of each stage, for those that take so much in one."""
+def by_component(stages: Iterable[StageMemory]) -> dict[str, list[float]]:
+    """Component → GiB of each stage, for those that take ``SHOWN_GIB`` in one."""
     found = {name: [stage.components_gib[name] for stage in stages] for name in COMPONENTS}
-    return {name: sizes for name, sizes in found.items() if sizes and max(sizes) >= least_gib}
+    return {name: sizes for name, sizes in found.items() if max(sizes) >= SHOWN_GIB}
 
 
 def cells(stage: StageMemory, components: Iterable[str]) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from kit.addons.ui import charts
-from kit.addons.ui.answer import Answer, answer
-from kit.cost.hardware import usable_gib
+from kit.addons.ui.answer import answer
 from kit.planner.plan import Decision
 from kit.report.bottlenecks import bottlenecks
 from kit.report.html import page
@@ -82,24 +81,12 @@ def test_a_component_is_of_the_link_that_carries_it(
     assert (first.what, first.share, [each.what for each in rest]) == (link, 0.25, ["memory"])
 
 
-def test_the_page_draws_what_is_too_little_for_a_table(asked: tuple[Recipe, PlanView]) -> None:
-    little = plan(predicted={"memory": (stage(0, 10.0, 5.0, 0.005, 4.0, 0.0, 0.004, 2.0),)})
-    stages, components, usable, whole = Answer(asked[0], answer(asked[0]).comparison, little).memory()
-    assert (stages, components["optimizer"], usable_gib(asked[0].cluster.gpu), whole) == (
-        ["stage 0"], [0.005], usable, asked[0].cluster.gpu.memory_gib,
-    )  # fmt: skip
-    assert [*components] == ["weights", "gradients", "optimizer", "activations", "overhead"]
-    assert [*by_component(little.predicted.memory)] == ["weights", "gradients", "activations", "overhead"]
-
-
 def test_components_are_of_the_stages_in_which_they_count() -> None:
     stages = (stage(0, 10.0, 5.0, 0.05, 4.0, 0.04, 0.0, 2.0), stage(1, 9.0, 5.0, 0.0, 2.0, 0.049, 0.0, 2.0))
     assert by_component(stages) == {
         "weights": [10.0, 9.0], "gradients": [5.0, 5.0], "optimizer": [0.05, 0.0], "activations": [4.0, 2.0],
         "overhead": [2.0, 2.0],
     }  # fmt: skip
-    assert [*by_component(stages, 0.0)] == [*stages[0].components_gib]
-    assert by_component((), 0.0) == {}
     assert cells(stages[0], ["weights", "overhead"]).split() == ["10.0", "2.0", "21.1"]
 
 
@@ -117,7 +104,7 @@ def asked() -> tuple[Recipe, PlanView]:
 
 def test_every_renderer_has_the_same_figures(asked: tuple[Recipe, PlanView]) -> None:
     recipe, seen = asked
-    predicted, gpu = seen.plan.predicted, seen.plan.cluster.gpu
+    predicted, whole = seen.plan.predicted, seen.plan.cluster.gpu.memory_gib
     texts = {
         "summary": summary(seen, width=1000), "whole": render(seen), "explained": str(explain(seen.plan)),
         "html": re.sub(r"\s+", " ", unescape(re.sub("<[^>]*>", " ", page(seen)))),
@@ -135,11 +122,11 @@ def test_every_renderer_has_the_same_figures(asked: tuple[Recipe, PlanView]) -> 
         seen.parameters: ("summary", "whole", "explained", "html", "memory"),
         **{f"{name} {human_seconds(seconds)}": ("whole", "html") for name, seconds in seen.shown_s.items()},
         **dict.fromkeys(rows, ("whole", "memory")),
-        **{f"Stage {each.stage}: {each.peak_gib:.1f} of {gpu.memory_gib:.1f} GiB": ("html",)
+        **{f"Stage {each.stage}: {each.peak_gib:.1f} GiB of {seen.usable_gib:.1f} usable ({whole:.1f} total)": ("html",)
            for each in predicted.memory},
     }  # fmt: skip
     assert [(text, name) for text, names in said.items() for name in names if text not in texts[name]] == []
-    ui, own = answer(recipe), by_component(predicted.memory, 0.005)
+    ui, own = answer(recipe), by_component(predicted.memory)
     assert numbers(charts.step(ui)) == pytest.approx(sorted(seen.step_s.values(), reverse=True), abs=1e-5)
     assert numbers(charts.memory(ui)) == pytest.approx([gib for sizes in own.values() for gib in sizes], abs=1e-3)
 

@@ -23,7 +23,7 @@ from kit.planner.request import Request
 from kit.planner.sweep import Variant, plan_that_ends, sweep
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
-from kit.report.view import PlanView, by_component, of_a_billion, usd_per_hour, view_of
+from kit.report.view import PlanView, of_a_billion, usd_per_hour, view_of
 from kit.report.what_if import compared
 from kit.specs.catalog import cluster_called
 from kit.specs.cluster import ClusterSpec
@@ -35,8 +35,6 @@ from kit.specs.validation import changed
 MOST_GPUS = 16384
 _SIZES = (1 / 4, 1 / 2, 1, 2, 4)
 """Cluster sizes for which days and cost are compared, relative to the requested cluster."""
-_LEAST_GIB = 0.005
-"""Components below this in every stage are not drawn."""
 
 
 class ClusterCost(NamedTuple):
@@ -82,9 +80,10 @@ class Answer:
 
     def memory(self) -> tuple[list[str], dict[str, list[float]], float, float]:
         """(stages, component → GiB of each stage, usable GiB, GiB of the whole GPU)."""
-        stages, gpu = () if self.plan is None else self.plan.predicted.memory, self.recipe.cluster.gpu
-        used = by_component(stages, _LEAST_GIB)
-        return [f"stage {stage.stage}" for stage in stages], used, usable_gib(gpu), gpu.memory_gib
+        if self.view is None:
+            return [], {}, usable_gib(self.recipe.cluster.gpu), self.recipe.cluster.gpu.memory_gib
+        stages = [f"stage {stage.stage}" for stage in self.view.plan.predicted.memory]
+        return stages, self.view.memory_gib, self.view.usable_gib, self.view.plan.cluster.gpu.memory_gib
 
     def step(self) -> dict[str, float]:
         """Seconds of a step by component, the longest first."""
