@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from tests.support import ROOT
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Read when torch is imported. Two processes with a thread for each core wait for each other, at full speed."""
 
-TOGETHER = ("benchmarks/tests", "tests/deepspeed", "tests/megatron", "tests/test_structure", "tests/training")
-"""Places whose tests share something that is costly: a pool of processes (tests/support/workers.py), a run."""
+TOGETHER = ("benchmarks/tests", "tests/deepspeed", "tests/megatron", "tests/training", "tests/ui")
+"""Places whose tests share something that is costly: a pool of processes (tests/support/workers.py), a run, answers.
+Elsewhere the tests of a file are together: they share fixtures and caches."""
 FAST = ("tests/addons", "tests/emit", "tests/planning", "tests/specs")
 """Places of which most files need no engine. What takes longer than a second there is marked ``slow``."""
 ENGINES = re.compile(
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # by the number of tests; here it is by time
     settings.load_profile("same every day" if "not nightly" in config.option.markexpr else "nightly")
 
 
@@ -68,8 +70,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("fast")
         item.user_properties.append(("tier", tier(item)))  # a report takes it to the process that writes
         # Asked of a worker, "dist" is always "no"; this is what xdist itself looks at there.
-        if config.getoption("loadgroup", False) and (group := _group(place)):
-            item.add_marker(pytest.mark.xdist_group(group))
+        if config.getoption("loadgroup", False):
+            item.add_marker(pytest.mark.xdist_group(_group(place)))
+    if config.getoption("loadgroup", False):
+        seconds = _seconds()
+        items.sort(key=lambda item: -seconds[_group(item.path.relative_to(ROOT).as_posix())])
 
 
 @functools.cache
@@ -106,14 +111,23 @@ def _mark_nightly(items: Iterable[pytest.Item], whole: bool) -> None:
 
 
 def _group(place: str) -> str:
-    return next((name for name in TOGETHER if place.startswith(name)), "")
+    return next((name for name in TOGETHER if place.startswith(name)), place)
+
+
+def _seconds() -> Counter[str]:
+    """Group → how long it took when it was recorded. The longest begins first, so that processes end together."""
+    found = Counter[str]()
+    for kept in json.loads(DURATIONS.read_text(encoding="utf-8")).values():
+        for name, took in kept["tests"].items():
+            found[_group(name.partition("::")[0])] += took
+    return found
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
     """Groups reach xdist's scheduler in the names of tests. From pytest 9.2 on xdist 3.8 writes them where nobody
     reads: without a word every test goes anywhere, and both processes start every pool."""
-    lost = [name for name in ids if _group(name) and "@" not in name]
+    lost = [name for name in ids if "@" not in name]
     if lost and node.config.getoption("dist") == "loadgroup":
         pytest.exit(
             f"pytest {pytest.__version__} does not tell pytest-xdist the groups of {len(lost)} tests: "
