@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import kit
-from kit.addons.lint import Finding, _model_parallel, fixed, lint, read_values, write_fixed
+from kit.addons.lint import Finding, fixed, lint, read_values, write_fixed
 from kit.addons.lint.config import Config
 from kit.addons.lint.described import described
 from kit.addons.lint.json_text import parse_json
+from kit.addons.lint.named_files import model_parallel
 from kit.addons.lint.rule import CHECKS, RULES, markdown
 from kit.emit.run_directory import write as write_run
 from kit.errors import SpecError
@@ -490,4 +491,4 @@ def test_the_files_that_a_run_directory_starts_with_are_read(tmp_path: Path) -> 
         rundir.path / "megatron.yaml",
         "parallel_state: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 3}\n",
     )
-    assert [_model_parallel(each) for each in (split, tmp_path / "megatron.yaml")] == [6, 1]
+    assert [model_parallel(each) for each in (split, tmp_path / "megatron.yaml")] == [6, 1]

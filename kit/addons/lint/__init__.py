@@ -12,8 +12,8 @@ Its rooms, in the order in which data walks:
                                   files with the line of every key and word
     commands, job, accelerate_line
                                   launch lines, the job that runs them, what accelerate makes of them
-    config, known_keys, described
-                                  a configuration, the keys that its reader knows, its workload
+    config, files, known_keys, described
+                                  a configuration and its file, the keys that its reader knows, its workload
     key_rules, batch_rules, precision_rules, zero_rules, consequence_rules
                                   of DeepSpeed's files
     accelerate_rules, fsdp_rules, parallelism_rules
@@ -22,6 +22,7 @@ Its rooms, in the order in which data walks:
                                   of other trainers' arguments
     line_rules, command_rules, node_rules
                                   of launch lines
+    named_files                   of the configurations that another file names
     fix                           the corrected copy
 """
 
@@ -31,7 +32,6 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,24 +50,20 @@ from kit.addons.lint import (
     trainer_rules,
     zero_rules,
 )
-from kit.addons.lint.accelerate_line import with_line
-from kit.addons.lint.command_rules import one_thread, processes, wrapped_classes
-from kit.addons.lint.commands import Command
 from kit.addons.lint.config import Config, Given, Reader
 from kit.addons.lint.described import NEEDS_BOTH
+from kit.addons.lint.files import ENDINGS, SCRIPTS, read, read_values, text_of
 from kit.addons.lint.finding import Finding, Severity
 from kit.addons.lint.fix import fixed, write_fixed
-from kit.addons.lint.json_text import parse_json
 from kit.addons.lint.known_keys import known_keys
-from kit.addons.lint.rule import CHECKS, Rule, check
-from kit.addons.lint.scripts import kubernetes, launches, text_of
-from kit.addons.lint.trainer_rules import contradicts_config, packs_split_rows
+from kit.addons.lint.named_files import of_accelerate
+from kit.addons.lint.rule import Rule, check
+from kit.addons.lint.rule import findings as findings_of
+from kit.addons.lint.scripts import kubernetes, launches
 from kit.errors import KitError, SpecError
-from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
 from kit.specs.other_programs import program_of
-from kit.specs.strict_yaml import Document
 from kit.specs.text import shown
 
 __all__ = [
@@ -99,10 +95,6 @@ FILES = (
     trainer_rules,
 )
 """The files that register rules."""
-_ENDINGS = (".json", ".yaml", ".yml")
-SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
-OF_OPTIONS = {"fsdp2-key", "parallelism", "wrap-policy"}
-"""Rules of accelerate's YAML for the options of ``accelerate launch`` too; the others have rules of their own there."""
 READERS: tuple[Reader, ...] = get_args(Reader)
 
 
@@ -120,24 +112,24 @@ def lint(
     ``reader``: the program that will read a DeepSpeed configuration. ``model`` and ``cluster``: needed to check memory
     and batch sizes. Raises ``SpecError`` for a file that cannot be read.
     """
-    given = Given(reader, model, cluster, seq_length, gradient_checkpointing)
+    path, given = Path(path), Given(reader, model, cluster, seq_length, gradient_checkpointing)
     try:
-        findings = _findings(Path(path), given)
+        found = _run_directory(path) if path.is_dir() else _ordered(_findings(path, given))
     except RecursionError:
-        raise SpecError(f"{Path(path).name}: nested too deeply; a configuration has a few levels") from None
-    findings = tuple(_first_of_each(findings))
+        raise SpecError(f"{path.name}: nested too deeply; a configuration has a few levels") from None
+    findings = tuple(_first_of_each(found))
     judged = {"prediction", "does-not-fit", "host-ram", "memory-not-judged", "not-read"}
     if (model or cluster) and judged.isdisjoint(finding.rule for finding in findings):
         why = "nothing here says how the model is split over GPUs" if model and cluster else NEEDS_BOTH
         fix = "name a DeepSpeed or accelerate configuration, a recipe or a run directory"
-        findings += (Finding("memory-not-judged", "note", Path(path).name, None, "", why, fix),)
+        findings += (Finding("memory-not-judged", "note", path.name, None, "", why, fix),)
     return findings
 
 
 def lint_script(text: str, name: str, reader: Reader) -> tuple[Finding, ...]:
     """Findings of a script's text alone: none of the files that it names is looked for."""
-    named = partial(_named, find=lambda path, named: None)
-    return tuple(_first_of_each(_ordered(launches(Path(name), text, Given(reader), named, follow=False))))
+    found = launches(Path(name), text, Given(reader), lambda path, named: None, follow=False)
+    return tuple(_first_of_each(_ordered(found)))
 
 
 _MOST_OF_A_RULE = 50
@@ -160,16 +152,14 @@ def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
     None,
     Rule("not-read", "ds, accelerate, script", "files and launches of other programs", "nothing in it was judged"),
 )
-def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
-    if path.is_dir():
-        return _run_directory(path)
+def _findings(path: Path, given: Given) -> Iterable[Finding]:
     if path.suffix in SCRIPTS:
-        return _ordered(launches(path, text_of(path), given, _named))
-    if path.suffix not in _ENDINGS:
+        return launches(path, text_of(path), given)
+    if path.suffix not in ENDINGS:
         raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
     if path.suffix != ".json" and re.search(r"(?m)^apiVersion:", text_of(path)):
-        return _ordered(kubernetes(path, given, _named))
-    config = _read(path, given)
+        return kubernetes(path, given)
+    config = read(path, given)
     if (kind := _kind(config.document.data, path.suffix)) is not None:
         return _OF_KIND[kind](path, config)
     program = program_of(config.document.data)
@@ -206,95 +196,6 @@ def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
     telling = [kind for kind in known if _TELLING[kind] & set(names)]
     best = max(telling or known, key=lambda kind: shares[kind])
     return best if telling or not names or shares[best] > 0.5 else None
-
-
-def read_values(path: str | Path) -> dict[str, Any]:
-    """The plain values of a file, for a corrected copy."""
-    return _read(Path(path)).document.data
-
-
-def _read(path: Path, given: Given | None = None) -> Config:
-    """A file beside what is known of its use."""
-    text, is_json = text_of(path), path.suffix == ".json"
-    document, irregular = parse_json(text, path.name) if is_json else (strict_yaml.parse_text(text, path.name), ())
-    return replace((given or Given()).of(document), irregularities=irregular)
-
-
-def _deepspeed(config: Config) -> tuple[Finding, ...]:
-    return _ordered(finding for each in CHECKS["deepspeed"] for finding in each(config))
-
-
-@check(
-    None,
-    Rule(
-        "config-file-missing",
-        "accelerate, script",
-        "a configuration file that is missing",
-        "fails at start",
-    ),
-)
-def _accelerate(path: Path, config: Config) -> tuple[Finding, ...]:
-    """``config``: the file, or what a launch line makes of it."""
-    if (started := config.number("num_processes")) is not None:
-        config = replace(config, processes=int(started))
-    findings = [finding for each in CHECKS["accelerate"] for finding in each(config)]
-    key = "deepspeed_config.deepspeed_config_file"
-    if isinstance(named := config.get(key), str) and config.get("distributed_type") == "DEEPSPEED":
-        if (other := named_file(path, named)) is None:
-            why = f"{named} is neither here nor above this file"
-            fix = "its path is relative to where accelerate launch is started: start it there"
-            findings.append(config.finding("config-file-missing", "warning", key, why, fix))
-        else:
-            ranks = config.processes and config.processes // _model_parallel(other.with_name("megatron.yaml"))
-            findings += _deepspeed(replace(_read(other, replace(config, reader="accelerate")), processes=ranks))
-    return _ordered(findings)
-
-
-def named_file(path: Path, named: str) -> Path | None:
-    """Finds a file named in another file: relative to the working directory, to that file, or to a parent directory."""
-    places = [folder / named for folder in (path.parent, Path(), *path.absolute().parents[1:5])]
-    return next((place for place in places if place.is_file()), None)
-
-
-def _named(
-    path: Path, command: Command, given: Given, find: Callable[[Path, str], Path | None] = named_file
-) -> list[Finding]:
-    """Findings of the configuration files that a launch line names, and contradictions between file and line."""
-    of_accelerate, document = command.launcher == "accelerate launch", Document(path.name, {}, {})
-    launch = Config(document=with_line(command, document) if of_accelerate else document)
-    found, files = list(wrapped_classes(command, given.model)), list[Config]()
-    readers: tuple[tuple[str | None, Reader | None], ...] = (
-        (command.argument("deepspeed"), "trainer"),
-        (command.argument("deepspeed_config"), "deepspeed"),
-        (command.value("deepspeed_config_file"), "accelerate"),
-        (command.value("config_file") if of_accelerate else None, None),
-    )
-    literal = [(name, reader) for name, reader in readers if name and "$" not in name and name.endswith(_ENDINGS)]
-    for named, reader in literal:
-        if (other := find(path, named)) is None:
-            why, fix = f"{named} is neither here nor above this script", "start it where the path is right"
-            found.append(command.finding("config-file-missing", "warning", "", why, fix))
-        elif reader is not None and other.suffix == ".json":
-            files.append(replace(_read(other, replace(given, reader=reader)), processes=processes(command)))
-            found += [*_deepspeed(files[-1]), *contradicts_config(command, files[-1])]
-        else:
-            launch = _read(other, given)
-            launch = replace(launch, document=with_line(command, launch.document))
-            found += _accelerate(other, launch)
-            inside = find(other, str(launch.get("deepspeed_config.deepspeed_config_file")))
-            files += [_read(inside)] if inside else []
-    if of_accelerate and command.value("config_file") is None and launch.has("distributed_type"):
-        found += [each for check in CHECKS["accelerate"] for each in check(launch) if each.rule in OF_OPTIONS]
-    return [*found, *one_thread(command, launch, files), *packs_split_rows(command, launch)]
-
-
-def _model_parallel(megatron: Path) -> int:
-    """Model-parallel ranks (tp · pp) under ZeRO with Megatron's layers. DeepSpeed gets this number from the program's
-    mpu object, not from its configuration; kit writes it to Megatron's file in the same directory."""
-    if not megatron.is_file():
-        return 1
-    sizes = strict_yaml.read(megatron).data.get("parallel_state", {})
-    return int(sizes.get("tensor_model_parallel_size", 1)) * int(sizes.get("pipeline_model_parallel_size", 1))
 
 
 @check(None, Rule("recipe", "recipe", "errors that `kit plan` reports", "no plan"))
@@ -336,21 +237,21 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
     ]
     config, launched = path / "ds_config.json", path / "accelerate.yaml"
     if launched.is_file():
-        findings += _accelerate(launched, _read(launched, Given(model=rundir.plan.model)))
+        findings += _ordered(of_accelerate(launched, read(launched, Given(model=rundir.plan.model))))
     elif config.is_file():
-        findings += _deepspeed(_read(config, Given("deepspeed", rundir.plan.model)))
+        findings += _ordered(findings_of("deepspeed", read(config, Given("deepspeed", rundir.plan.model))))
     # The planner has already checked memory.
     return tuple(finding for finding in findings if finding.rule != "memory-not-judged")
 
 
-_OF_KIND: dict[str, Callable[[Path, Config], tuple[Finding, ...]]] = {
+_OF_KIND: dict[str, Callable[[Path, Config], Iterable[Finding]]] = {
     "recipe": _recipe,
-    "deepspeed": lambda path, config: _deepspeed(config),
-    "accelerate": _accelerate,
+    "deepspeed": lambda path, config: findings_of("deepspeed", config),
+    "accelerate": of_accelerate,
 }
 """Kind of a file → its findings."""
 
 
-def _ordered(findings: Any) -> tuple[Finding, ...]:
+def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     rank = {"error": 0, "warning": 1, "note": 2}
     return tuple(sorted(findings, key=lambda f: (f.file, f.line or 0, rank[f.severity])))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kit.addons.lint.config import AUTO, Config, setting
 from kit.addons.lint.described import DEFAULT_SIZES, described, precision
 from kit.addons.lint.finding import Finding
-from kit.addons.lint.rule import CHECKS, Case, Rule, check, table
+from kit.addons.lint.rule import Case, Rule, check, findings, table
 from kit.cost.estimate import predict
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.deepspeed_sizes import fits_twice, least_param_buffer, unsharded_bytes
@@ -50,8 +50,7 @@ def consequences(config: Config) -> Iterator[Finding]:
             fix = "kit memory judges a layout by itself"
             yield config.finding("memory-not-judged", "note", "", str(reason), fix)
         return
-    for rule in CHECKS["priced"]:
-        yield from rule(found)
+    yield from findings("priced", found)
 
 
 def _buckets(config: Config) -> tuple[int, float, float]:

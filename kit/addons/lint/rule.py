@@ -90,6 +90,11 @@ CHECKS: dict[Reads, list[Callable[[Any], Iterator[Finding]]]] = {reads: [] for r
 _ORDER = ("ds", "accelerate", "script", "recipe", "run")
 
 
+def findings(reads: Reads, given: Any) -> Iterator[Finding]:
+    """What all checks of a kind of input say of one."""
+    return (finding for each in CHECKS[reads] for finding in each(given))
+
+
 def check(reads: Reads | None, *rules: Rule) -> Callable[[C], C]:
     """Register a check for one kind of input, or None for one that is called by name, and describe its rules."""
 

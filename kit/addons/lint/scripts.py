@@ -4,65 +4,47 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from kit.addons.lint import line_rules
-from kit.addons.lint.commands import Command, commands, unread
+from kit.addons.lint.commands import commands, unread
 from kit.addons.lint.config import Given
+from kit.addons.lint.files import named_file, text_of
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.job import Job
 from kit.addons.lint.kubernetes_job import pod_scripts
-from kit.addons.lint.rule import CHECKS
-from kit.errors import SpecError
+from kit.addons.lint.named_files import Find, of_line
+from kit.addons.lint.rule import findings
 from kit.specs import strict_yaml
-from kit.specs.text import shown
-from kit.specs.text_files import read_text, reason
-
-MOST_BYTES = 1 << 21
-"""Largest configuration or script that is read, in bytes; usual files have a hundredth of it."""
-Named = Callable[[Path, Command, Given], list[Finding]]
-"""Findings of the configurations that a launch line names."""
-
-
-def text_of(path: Path) -> str:
-    """Raises ``SpecError`` where it cannot be read."""
-    try:
-        return read_text(path, MOST_BYTES)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{shown(path, str)}: cannot be read: {reason(error)}") from None
-
 
 _STARTS = re.compile(r"(?<![\w./-])[\w./-]{1,200}\.(?:sh|bash)\b")
 
 
 def launches(
-    path: Path, text: str, given: Given, named: Named, job: Job | None = None, follow: bool = True
+    path: Path, text: str, given: Given, find: Find = named_file, job: Job | None = None, follow: bool = True
 ) -> list[Finding]:
     """Findings of every launch line in a script's text, and of the configurations that it names; of the scripts beside
-    it that it starts (``follow``), if it has no launch of its own. ``job``: what runs it, where it does not say so."""
+    it that it starts (``follow``), if it has no launch of its own. ``find`` finds them. ``job``: what runs the script,
+    where it does not say so."""
     job = job or Job.of_batch(text)
     found = list(commands(text, path.name, job))
     started = dict.fromkeys(path.parent / name for name in _STARTS.findall(text)) if follow and not found else ()
     if others := [other for other in started if other.is_file() and other.name != path.name]:
         return [
-            finding for other in others[:20] for finding in launches(other, text_of(other), given, named, follow=False)
+            finding for other in others[:20] for finding in launches(other, text_of(other), given, find, follow=False)
         ]
-    of_lines = (
-        [*(finding for each in CHECKS["launch"] for finding in each(command)), *named(path, command, given)]
-        for command in found
-    )
-    findings = itertools.chain(
+    of_lines = ([*findings("launch", command), *of_line(path, command, given, find)] for command in found)
+    said = itertools.chain(
         unread(text, path.name, len(found)),
         line_rules.broken_line(text, found),
         line_rules.unset_variables(text, found, job.variables),
         *of_lines,
     )
-    return list({str(finding): finding for finding in findings}.values())
+    return list({str(finding): finding for finding in said}.values())
 
 
-def kubernetes(path: Path, given: Given, named: Named) -> list[Finding]:
+def kubernetes(path: Path, given: Given) -> list[Finding]:
     """Findings of the launch lines in a manifest, at the line of the file that has the same text."""
     text = text_of(path)
     numbers = {line.strip(): number for number, line in reversed([*enumerate(text.splitlines(), start=1)])}
@@ -72,7 +54,7 @@ def kubernetes(path: Path, given: Given, named: Named) -> list[Finding]:
         if part.strip()
         for pod in pod_scripts(strict_yaml.parse_text(part, path.name).data)
     ]
-    of_each = [(script.splitlines(), launches(path, script, given, named, job)) for script, job in pods]
+    of_each = [(script.splitlines(), launches(path, script, given, job=job)) for script, job in pods]
     read = [(lines, found) for lines, found in of_each if not any(map(_is_silence, found))]
     if not read:
         why = "no container of it starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"
