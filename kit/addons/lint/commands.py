@@ -113,7 +113,7 @@ class Command:
     @property
     def arguments(self) -> tuple[tuple[str, str | None], ...]:
         """The program's own options."""
-        return _pairs(self.words)
+        return tuple(_pairs(self.words))
 
     @property
     def argument_names(self) -> set[str]:
@@ -278,13 +278,11 @@ def _split(
     return tuple(found), "".join(words[at : at + 1]), words[at + 1 :]
 
 
-def _pairs(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
-    found: list[tuple[str, str | None]] = []
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     for word, following in zip(words, (*words[1:], "--"), strict=False):
         if word.startswith("--"):
             name, has_value, value = word.partition("=")
-            found.append((name, value if has_value else None if following.startswith("--") else following))
-    return tuple(found)
+            yield name, value if has_value else None if following.startswith("--") else following
 
 
 def _value(pairs: Sequence[tuple[str, str | None]], names: Sequence[str]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -119,12 +118,3 @@ def removal(dotted: str) -> Changes:
 def setting(dotted: str, value: Any) -> Changes:
     """The change that sets a key."""
     return ((tuple(dotted.split(".")), value),)
-
-
-def leaves(node: Any, *path: str) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that is no section."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from leaves(value, *path, str(key))
-    else:
-        yield ".".join(path), node

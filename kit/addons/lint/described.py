@@ -125,13 +125,11 @@ def zero_sizes(given: Mapping[str, Any], workload: Workload, fills_auto: bool = 
         "stage3_prefetch_bucket_size": 0.9 * hidden * hidden,
         "stage3_param_persistence_threshold": 10 * hidden,
     }
-    of_auto = filled if fills_auto else {}
-    sizes: dict[str, int | None] = {}
-    for name in buffer_sizes(model, workload.cluster, workload.layout):
-        value = of_auto.get(name) if given.get(name) == "auto" else given.get(name)
-        size = DEFAULT_SIZES[name] if value is None else float(value)
-        sizes[name] = int(min(max(size, name.endswith("count")), _LARGEST_SIZE))
-    return sizes
+    # DeepSpeed's default stands for what is not given, and for "auto" where nobody fills it
+    known = {None: DEFAULT_SIZES, "auto": DEFAULT_SIZES | (filled if fills_auto else {})}
+    stated: dict[str, Any] = {name: given.get(name) for name in buffer_sizes(model, workload.cluster, workload.layout)}
+    sizes = {name: known[value][name] if value in known else float(value) for name, value in stated.items()}
+    return {name: int(min(max(size, name.endswith("count")), _LARGEST_SIZE)) for name, size in sizes.items()}
 
 
 def _given_size(config: Config, name: str) -> Any:

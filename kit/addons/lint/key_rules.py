@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kit.addons.lint.config import Config, leaves, removal, setting, truth
+from kit.addons.lint.config import Config, removal, setting, truth
 from kit.addons.lint.finding import REMOVE, Changes, Finding, Severity
 from kit.addons.lint.known_keys import KnownKeys, known_keys, near
 from kit.addons.lint.rule import Case, Each, Rule, check, table
+from kit.specs.extra import flat
 
 REPLACEMENTS = {
     "amp": "use fp16, bf16 or torch_autocast",
@@ -122,7 +123,7 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 def _quoted(config: Config) -> Iterator[tuple[str, Any, str]]:
     """(key, value without quotes, why) of numbers and booleans in quotes: pydantic sections convert some; other code
     and other readers do not."""
-    for dotted, value in leaves(config.document.data):
+    for dotted, value in flat(config.document.data).items():
         if not isinstance(value, str):
             continue
         if truth(value) is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.addons.lint.config import AUTO, Config, leaves, removal, setting
+from kit.addons.lint.config import AUTO, Config, removal, setting
 from kit.addons.lint.rule import Case, Each, Rule, table
+from kit.specs.extra import flat
 
 STAGE_3_ONLY = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 """Stage-3 keys that do not begin with stage3_."""
@@ -91,7 +92,7 @@ DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
 
 
 def _autos(config: Config) -> list[str]:
-    return [dotted for dotted, value in leaves(config.document.data) if value == AUTO]
+    return [dotted for dotted, value in flat(config.document.data).items() if value == AUTO]
 
 
 def _filled(config: Config) -> list[str]:
