@@ -10,7 +10,7 @@ from pathlib import Path
 from kit.addons.importers import deepspeed, kit_native, peft, torch_dcp, torchtitan, universal
 from kit.addons.importers.megatron import opened as megatron
 from kit.addons.importers.model_of import model_of
-from kit.addons.importers.stored import FoundState, StoredState, found_in, read_weights, with_trainer_state
+from kit.addons.importers.stored import FoundState, found_in, read_weights, with_trainer_state
 from kit.addons.importers.tensors import sources
 from kit.addons.importers.to_universal import write_universal
 from kit.addons.importers.torch_dist import Checkpoint
@@ -58,18 +58,14 @@ def _distributed(path: Path) -> FoundState | None:
     return found_in(directory, program, lambda found: torch_dcp.read_distributed([found]))
 
 
-def _read_peft(path: Path) -> StoredState:
-    return read_weights(weight_files(path, "adapter_model.safetensors", "adapter_model.bin"))
-
-
-def _read_file(path: Path) -> StoredState:
-    return read_weights(dict.fromkeys(file_names(path), path))
-
-
 FILE = Format(
     "file",
     "*.safetensors as a file",
-    lambda path: found_in(path if path.is_file() else None, "one file of tensors", _read_file),
+    lambda path: found_in(
+        path if path.is_file() else None,
+        "one file of tensors",
+        lambda found: read_weights(dict.fromkeys(file_names(found), found)),
+    ),
     priority=1,
 )
 NATIVE = Format(
@@ -106,7 +102,11 @@ MEGATRON_OLD = Format(
 PEFT = Format(
     "peft",
     f"{peft.CONFIG} (peft)",
-    lambda path: found_in(path if (path / peft.CONFIG).is_file() else None, "peft: adapters", _read_peft),
+    lambda path: found_in(
+        path if (path / peft.CONFIG).is_file() else None,
+        "peft: adapters",
+        lambda found: read_weights(weight_files(found, "adapter_model.safetensors", "adapter_model.bin")),
+    ),
     _open,
     priority=70,
 )

@@ -38,13 +38,11 @@ def model_of(path: Path, model: str | None) -> ModelSpec:
                 base = Path(str(config["base_model_name_or_path"]))
                 if (base / "config.json").is_file():
                     return load_model(str(base))
-        plan = path.resolve().parent.parent / "plan.yaml"
-        if not plan.is_file():
-            raise CheckpointError(
-                f"{path} does not say what model it is of; add --model with its Hugging Face directory, the run "
-                f"directory, or a catalog name"
-            )
-        return Plan.load(plan).model
-    if (Path(model) / "plan.yaml").is_file():
-        return Plan.load(Path(model) / "plan.yaml").model
+    if (plan := plan_of_run(path, model)) is not None:
+        return plan.model
+    if model is None:
+        raise CheckpointError(
+            f"{path} does not say what model it is of; add --model with its Hugging Face directory, the run "
+            f"directory, or a catalog name"
+        )
     return load_model(model)

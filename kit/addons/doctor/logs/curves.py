@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kit.addons.doctor.logs.cause import Cause
@@ -100,57 +100,49 @@ class Curves:
         return [*_slow_ranks(self.times, self.where), *_divergence(self.losses), *_fell_to_zero(self.losses)]
 
 
-def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Line]) -> list[Cause]:
+def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Line]) -> Iterator[Cause]:
     """Ranks whose own working time per step is longer than that of the others."""
     medians = {rank: statistics.median(values) for rank, values in times.items() if len(values) >= FEWEST_STEPS}
-    found = []
     for rank, median in medians.items():
         others = [value for other, value in medians.items() if other != rank]
         if others and median > SLOW * statistics.median(others):
-            found.append(
-                Cause(
-                    cause="slow-rank",
-                    meaning=f"works {median:.3g} s a step, the others, who wait, {statistics.median(others):.3g} s",
-                    fix="look at clocks, temperature, ECC and neighbours of its GPU (kit doctor), or drain its node",
-                    ranks=(rank,),
-                    place=where[rank].place,
-                    evidence=where[rank].text,
-                    weight=2,
-                )
+            yield Cause(
+                cause="slow-rank",
+                meaning=f"works {median:.3g} s a step, the others, who wait, {statistics.median(others):.3g} s",
+                fix="look at clocks, temperature, ECC and neighbours of its GPU (kit doctor), or drain its node",
+                ranks=(rank,),
+                place=where[rank].place,
+                evidence=where[rank].text,
+                weight=2,
             )
-    return found
 
 
-def _fell_to_zero(losses: Mapping[int | None, Losses]) -> list[Cause]:
+def _fell_to_zero(losses: Mapping[int | None, Losses]) -> Iterator[Cause]:
     """A loss that was above ``NOT_YET_ZERO`` and is exactly 0 in every later line; the first such rank only."""
     for logged in losses.values():
         if logged.zeros >= FEWEST_STEPS and logged.not_zero > NOT_YET_ZERO and logged.first_zero is not None:
             step, line = logged.first_zero
-            return [
-                Cause(
-                    cause="loss-zero",
-                    meaning=f"the loss was {logged.not_zero:.3g} and is exactly 0 since: it is not a number, which the "
-                    "Trainer logs as 0, or no label is left",
-                    fix="logging_nan_inf_filter=false of the Trainer shows them; bf16 in place of fp16, a lower rate; "
-                    "look for samples whose labels are all -100",
-                    ranks=() if line.rank is None else (line.rank,),
-                    place=line.place,
-                    evidence=line.text,
-                    weight=3,
-                    step=step,
-                )
-            ]
-    return []
+            yield Cause(
+                cause="loss-zero",
+                meaning=f"the loss was {logged.not_zero:.3g} and is exactly 0 since: it is not a number, which the "
+                "Trainer logs as 0, or no label is left",
+                fix="logging_nan_inf_filter=false of the Trainer shows them; bf16 in place of fp16, a lower rate; "
+                "look for samples whose labels are all -100",
+                ranks=() if line.rank is None else (line.rank,),
+                place=line.place,
+                evidence=line.text,
+                weight=3,
+                step=step,
+            )
+            return
 
 
-def _divergence(losses: Mapping[int | None, Losses]) -> list[Cause]:
+def _divergence(losses: Mapping[int | None, Losses]) -> Iterator[Cause]:
     """A loss that rose above its lowest level and did not return; the first such rank only."""
     left = {rank: found for rank, logged in losses.items() if (found := logged.left_its_level()) is not None}
-    if not left:
-        return []
-    step, level, last, line = min(left.values(), key=lambda found: found[0])
-    return [
-        Cause(
+    if left:
+        step, level, last, line = min(left.values(), key=lambda found: found[0])
+        yield Cause(
             cause="loss-divergence",
             meaning=f"the loss had come down to {level:.3g}, went up, and is {last:.3g} at the end",
             fix="resume from a checkpoint before that step with a lower rate, a longer warm-up or gradient clipping; "
@@ -161,4 +153,3 @@ def _divergence(losses: Mapping[int | None, Losses]) -> list[Cause]:
             weight=2,
             step=step,
         )
-    ]

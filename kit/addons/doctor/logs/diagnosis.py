@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +42,6 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     scan = Scan()
     for path in logs:
         scan.read(path)
-    exceptions = _exceptions(scan)
     seen = [cause for path in metrics for cause in of_metrics(path)]
     told, framed = parting.parted(recorded), _with_frames(scan)
     fixes = {cause.cause: cause.fix for cause in told}
@@ -50,7 +49,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     causes = _merged([*seen, *told, *lines, *scan.curves.causes()])
     first = scan.first_rank
     causes = sorted(
-        [*causes, *exceptions],
+        [*causes, *_exceptions(scan)],
         key=lambda cause: (
             -cause.weight,
             cause.cause == "hung",  # after the time-out of a collective, which says more
@@ -62,7 +61,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     return found if plan is None else tuple(beside_plan(cause, plan) for cause in found)
 
 
-def _exceptions(scan: Scan) -> list[Cause]:
+def _exceptions(scan: Scan) -> Iterator[Cause]:
     """Exceptions that match no pattern; the rank that failed first, by the launcher's report, comes first."""
     first = scan.first_rank
     named = {(cause.place, cause.ranks) for cause in scan.causes}
@@ -70,7 +69,6 @@ def _exceptions(scan: Scan) -> list[Cause]:
     for raised, line in scan.exceptions:
         if raised.name not in LAUNCHER_ERRORS and _spot(line) not in named:
             groups[raised.type, raised.frames].append((raised, line))
-    found = []
     for group in groups.values():
         raised, line = group[0]
         ranks = list(dict.fromkeys(each.rank for _, each in group if each.rank is not None))
@@ -78,19 +76,16 @@ def _exceptions(scan: Scan) -> list[Cause]:
             ranks = [first]
         ranks.sort(key=lambda rank: rank != first)
         said = f": {raised.message}" if raised.message else ""
-        found.append(
-            Cause(
-                cause="exception",
-                meaning=f"{raised.name}{said}",
-                fix=f"look at {raised.own or raised.raised}; other ranks' errors follow from it",
-                ranks=tuple(ranks),
-                place=line.place,
-                evidence=line.text,
-                weight=1 if raised.name in VICTIMS else 3,
-                frames=raised.frames,
-            )
+        yield Cause(
+            cause="exception",
+            meaning=f"{raised.name}{said}",
+            fix=f"look at {raised.own or raised.raised}; other ranks' errors follow from it",
+            ranks=tuple(ranks),
+            place=line.place,
+            evidence=line.text,
+            weight=1 if raised.name in VICTIMS else 3,
+            frames=raised.frames,
         )
-    return found
 
 
 def _with_frames(scan: Scan) -> list[Cause]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,16 @@ PORT = 29500
 CLOCK_WARNING_S, CLOCK_FAILURE_S = 1.0, 60.0
 """A clock difference above the first makes logs of several nodes hard to compare; above the second, make and TLS
 fail."""
-DIFFERENT: dict[tuple[str, ...], State] = {
-    ("packages", "kit", "torch_cuda", "nccl"): "failure",
-    ("python", "kernel", "tools"): "warning",
+DIFFERENT: dict[str, State] = {
+    "packages": "failure",
+    "kit": "failure",
+    "torch_cuda": "failure",
+    "nccl": "failure",
+    "python": "warning",
+    "kernel": "warning",
+    "tools": "warning",
 }
-"""Facts that should be equal on all hosts → the state of the check if they differ."""
+"""Fact that should be equal on all hosts → the state of the check if it differs."""
 
 
 def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT) -> list[CheckResult]:
@@ -79,14 +84,11 @@ def _shared(seen: dict[str, str | None], mark: Path) -> list[CheckResult]:
 
 def versions(facts: Mapping[str, Facts]) -> list[CheckResult]:
     """Compares versions: packages, CUDA, NCCL and kit must be equal; Python, kernel and compilers should be."""
-    found = []
-    for keys, state in DIFFERENT.items():
-        for name in keys:
-            flat = {
-                host: own[name] if isinstance(own[name], dict) else {name: own[name]} for host, own in facts.items()
-            }
-            for key in sorted({key for values in flat.values() for key in values}):
-                found += _odd_ones_out("versions", key, {host: values.get(key) for host, values in flat.items()}, state)
+    found = list[CheckResult]()
+    for name, state in DIFFERENT.items():
+        flat = {host: own[name] if isinstance(own[name], dict) else {name: own[name]} for host, own in facts.items()}
+        for key in sorted({key for values in flat.values() for key in values}):
+            found += _odd_ones_out("versions", key, {host: values.get(key) for host, values in flat.items()}, state)
     return found or [_same("versions", facts, "the same packages, compilers and kernels everywhere")]
 
 
@@ -98,7 +100,8 @@ def machines(facts: Mapping[str, Facts]) -> list[CheckResult]:
         else ", ".join(sorted({f"{len(own['gpus'])} x {gpu['name']}, driver {gpu['driver']}" for gpu in own["gpus"]}))
         for host, own in facts.items()
     }
-    return _odd_ones_out("machines", "GPUs", kinds, "failure") or [_same("machines", facts, "equal GPUs and drivers")]
+    found = [*_odd_ones_out("machines", "GPUs", kinds, "failure")]
+    return found or [_same("machines", facts, "equal GPUs and drivers")]
 
 
 def contents(facts: Mapping[str, Facts]) -> list[CheckResult]:
@@ -162,20 +165,18 @@ _BETWEEN: tuple[Callable[[Mapping[str, Facts]], list[CheckResult]], ...] = (vers
 
 def _odd_ones_out(
     check: str, key: str, values: Mapping[str, Any], state: State, show: bool = True
-) -> list[CheckResult]:
+) -> Iterator[CheckResult]:
     """A result for the hosts that differ from the majority."""
     hosts: dict[str, list[str]] = defaultdict(list)
     for host, value in values.items():
         hosts[repr(value)].append(host)
     usual = max(hosts, key=lambda value: len(hosts[value]), default="")
     same = "the same environment on all nodes" if show else "copy again, or look at a stale mount; the others disagree"
-    found = []
     for value, odd in hosts.items():
         if value != usual:
             told = hosts[usual][0]
             said = f"{key} {_words(value)}, {_words(usual)} on {told}" if show else f"{key} differs from that on {told}"
-            found.append(CheckResult(check, state, tuple(odd), said, same))
-    return found
+            yield CheckResult(check, state, tuple(odd), said, same)
 
 
 def _words(value: str) -> str:
