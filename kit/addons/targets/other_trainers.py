@@ -7,10 +7,11 @@ user's: ``REPLACE-ME``, or arguments. ``programs.py`` has the versions; their ow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kit.addons.configs.writing import written
-from kit.addons.targets.programs import version_line
+from kit.addons.targets.programs import torchrun, version_line
 from kit.emit.accelerate import accelerate_config
 from kit.emit.derived_file import DerivedFile, chosen
 from kit.emit.trainer import for_trainer
@@ -96,12 +97,46 @@ def _launched(plan: Plan, program: str) -> str:
     return f"torchrun --nnodes {nodes} --nproc-per-node {plan.cluster.gpus_per_node} {program}"
 
 
-def _written(target: str, plan: Plan, of_adapters: dict[str, Any], **others: Any) -> dict[str, Any]:
-    """The target's keys by its table, and those that no field of kit decides alone."""
-    own = others | chosen(("deepspeed", plan.layout.engine == "deepspeed", _DEEPSPEED))
-    if plan.job.lora:
-        own |= {"lora_alpha": round(plan.job.lora.alpha)} | of_adapters
-    return written(target, plan, own)
+_OF_ADAPTERS: dict[str, Callable[[LoraSpec], dict[str, Any]]] = {
+    "axolotl": lambda lora: (
+        {"load_in_4bit": lora.four_bit}
+        | chosen(
+            ("adapter", lora.four_bit, "qlora"),
+            ("lora_target_modules", lora.target_modules, list(lora.target_modules)),
+            ("lora_target_linear", lora.target_modules, None),
+        )
+    ),
+    "llamafactory": lambda lora: (
+        {"lora_target": ",".join(lora.target_modules) or "all"}
+        | chosen(
+            ("quantization_bit", lora.quantised, _BITS.get(lora.quantised)),
+            ("quantization_method", lora.quantised, "bnb"),
+        )
+    ),
+    "ms-swift": lambda lora: (
+        {"target_modules": list(lora.target_modules) or ["all-linear"]}
+        | chosen(("quant_method", lora.quantised, "bnb"), ("quant_bits", lora.quantised, _BITS.get(lora.quantised)))
+    ),
+}
+"""Target → its keys for adapters that no field of kit decides alone."""
+
+
+def _file(
+    target: str,
+    how: Callable[[Plan], str],
+    applies: Callable[[Plan], bool],
+    others: Callable[[Plan], dict[str, Any]] = lambda plan: {},
+) -> DerivedFile:
+    """A program's file, by its table of keys. ``how``: the command that reads it. ``others``: keys beside those of
+    adapters that no field of kit decides alone."""
+
+    def text(plan: Plan) -> str:
+        own = others(plan) | chosen(("deepspeed", plan.layout.engine == "deepspeed", _DEEPSPEED))
+        if plan.job.lora:
+            own |= {"lora_alpha": round(plan.job.lora.alpha)} | _OF_ADAPTERS[target](plan.job.lora)
+        return _dumped(target, how(plan), written(target, plan, own), plan.job.epochs)
+
+    return DerivedFile(f"{target.replace('-', '_')}.yaml", text, applies, target=target)
 
 
 def parallelism(plan: Plan) -> dict[str, Any]:
@@ -113,37 +148,16 @@ def parallelism(plan: Plan) -> dict[str, Any]:
     }
 
 
-def axolotl(plan: Plan) -> dict[str, Any]:
-    """``axolotl train axolotl.yaml``."""
-    layout, lora = plan.layout, plan.job.lora or LoraSpec()
+def _of_axolotl(plan: Plan) -> dict[str, Any]:
+    """Data sets, FSDP and kernels."""
+    layout, kind = plan.layout, "completion" if plan.job.objective == "pretrain" else "chat_template"
     sharded = layout.engine == "torch" and layout.zero_stage == 3
-    own = {"load_in_4bit": lora.four_bit} | chosen(
-        ("adapter", lora.four_bit, "qlora"),
-        ("lora_target_modules", lora.target_modules, list(lora.target_modules)),
-        ("lora_target_linear", lora.target_modules, None),
-    )
-    kind = "completion" if plan.job.objective == "pretrain" else "chat_template"
-    others = {"datasets": [{"path": _OWN, "type": kind}]} | chosen(
+    return {"datasets": [{"path": _OWN, "type": kind}]} | chosen(
         ("fsdp_version", sharded, 2),
         ("fsdp_config", sharded, _FSDP | chosen(("offload_params", layout.offload_param != "none", True))),
         ("dp_shard_size", sharded, layout.dp),
         ("plugins", layout.chunked_loss, ["axolotl.integrations.liger.LigerPlugin"]),
     )
-    return _written("axolotl", plan, own, **others)
-
-
-def llamafactory(plan: Plan) -> dict[str, Any]:
-    """``llamafactory-cli train``: transformers' arguments with LLaMA-Factory's own."""
-    lora = plan.job.lora or LoraSpec()
-    by_bnb = {"quantization_bit": _BITS[lora.quantised], "quantization_method": "bnb"} if lora.quantised else {}
-    return _written("llamafactory", plan, {"lora_target": ",".join(lora.target_modules) or "all"} | by_bnb)
-
-
-def ms_swift(plan: Plan) -> dict[str, Any]:
-    """``swift sft ms_swift.yaml``: transformers' arguments with ms-swift's own."""
-    lora = plan.job.lora or LoraSpec()
-    by_bnb = {"quant_method": "bnb", "quant_bits": _BITS[lora.quantised]} if lora.quantised else {}
-    return _written("ms-swift", plan, {"target_modules": list(lora.target_modules) or ["all-linear"]} | by_bnb)
 
 
 def for_torchtitan(plan: Plan) -> bool:
@@ -181,7 +195,6 @@ def torchtitan_arguments(plan: Plan) -> list[str]:
 
 
 def _torchtitan_script(plan: Plan) -> str:
-    ranks = f"--nnodes {plan.cluster.num_nodes} --nproc-per-node {plan.cluster.gpus_per_node} --rdzv-backend c10d"
     words = " ".join(torchtitan_arguments(plan)).replace(" --", " \\\n  --")
     return (
         "#!/usr/bin/env bash\n"
@@ -189,7 +202,7 @@ def _torchtitan_script(plan: Plan) -> str:
         "# torchtitan's registry gives the data set, the learning rate and the optimizer.\n"
         "# bash torchtitan.sh --training.steps 1000 …; on several nodes RDZV is HOST:PORT of the first.\n"
         "set -euo pipefail\n"
-        f'exec torchrun {ranks} --rdzv-endpoint "${{RDZV:-localhost:0}}" -m torchtitan.train "$@" \\\n'
+        f'exec {torchrun(plan, "torchtitan.train")} "$@" \\\n'
         f"  {words}\n"
     )
 
@@ -205,33 +218,13 @@ FILES = (
         lambda plan: _on_torch(plan) and plan.layout.zero_stage == 3 and plan.layout.world_size > 1,
         target="accelerate-parallelism",
     ),
-    DerivedFile(
-        "axolotl.yaml",
-        lambda plan: _dumped("axolotl", "axolotl train axolotl.yaml", axolotl(plan), plan.job.epochs),
+    _file("axolotl", lambda plan: "axolotl train axolotl.yaml", _loads_in_fp32, _of_axolotl),
+    # transformers' arguments, each program with its own beside them: llamafactory-cli train, swift sft
+    _file("llamafactory", lambda plan: _launched(plan, "-m llamafactory.launcher llamafactory.yaml"), _fine_tunes),
+    _file(
+        "ms-swift",
+        lambda plan: _launched(plan, f"-m swift.cli.{_OBJECTIVES[plan.job.objective]} ms_swift.yaml"),
         _loads_in_fp32,
-        target="axolotl",
-    ),
-    DerivedFile(
-        "llamafactory.yaml",
-        lambda plan: _dumped(
-            "llamafactory",
-            _launched(plan, "-m llamafactory.launcher llamafactory.yaml"),
-            llamafactory(plan),
-            plan.job.epochs,
-        ),
-        _fine_tunes,
-        target="llamafactory",
-    ),
-    DerivedFile(
-        "ms_swift.yaml",
-        lambda plan: _dumped(
-            "ms-swift",
-            _launched(plan, f"-m swift.cli.{_OBJECTIVES[plan.job.objective]} ms_swift.yaml"),
-            ms_swift(plan),
-            plan.job.epochs,
-        ),
-        _loads_in_fp32,
-        target="ms-swift",
     ),
     DerivedFile("torchtitan.sh", _torchtitan_script, for_torchtitan, target="torchtitan"),
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kit.emit.derived_file import DerivedFile
+from kit.emit.launch import processes_per_node
 from kit.planner.plan import Plan
 
 PROGRAMS: Mapping[str, tuple[str, str]] = {
@@ -25,6 +26,12 @@ def version_line(target: str) -> str:
     """A comment for the file: the version whose settings it names."""
     program, version = PROGRAMS[target]
     return f"# For {program} {version}: another version may call its settings otherwise."
+
+
+def torchrun(plan: Plan, module: str) -> str:
+    """The launch of a module on every node; RDZV is HOST:PORT of the first one."""
+    ranks = f"--nnodes {plan.cluster.num_nodes} --nproc-per-node {processes_per_node(plan)} --rdzv-backend c10d"
+    return f'torchrun {ranks} --rdzv-endpoint "${{RDZV:-localhost:0}}" -m {module}'
 
 
 def file_for(

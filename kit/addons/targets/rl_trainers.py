@@ -12,7 +12,7 @@ import shlex
 from typing import Any
 
 from kit.addons.lint.described import zero_sizes
-from kit.addons.targets.programs import file_for, version_line
+from kit.addons.targets.programs import file_for, torchrun, version_line
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
@@ -266,8 +266,7 @@ def _openrlhf_script(plan: Plan) -> str:
     command = f"python -m openrlhf.cli.{module}"
     yours = "openrlhf.sh --actor.model_name_or_path DIR --data.prompt_dataset DATA --reward.remote_url reward.py"
     if plan.job.objective != "grpo":
-        ranks = f"--nnodes {plan.cluster.num_nodes} --nproc-per-node {processes_per_node(plan)} --rdzv-backend c10d"
-        command = f'torchrun {ranks} --rdzv-endpoint "${{RDZV:-localhost:0}}" -m openrlhf.cli.{module}'
+        command = torchrun(plan, f"openrlhf.cli.{module}")
         yours = "openrlhf.sh --model.model_name_or_path DIR --data.dataset DATA"
     return _script(plan, _gib_of_openrlhf(plan), yours, command, words)
 
