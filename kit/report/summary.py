@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from kit.planner.plan import Plan
 from kit.report.view import WIDTH, PlanView, at_most, money, run_length, tokens_of
@@ -26,11 +27,14 @@ def summary(
         f"{plan.cluster.gpu.name} ({view.nodes}) · {job.precision} · {job.seq_length:,} tokens · "
         f"{job.global_batch_size:,} {job.rows} a step"
     )
-    lines = [*textwrap.wrap(title, width, subsequent_indent="  "), ""]
-    for label, text in _rows(view):
-        wrapped = textwrap.wrap(text, width - LABEL_WIDTH, break_long_words=False, break_on_hyphens=False)
-        lines += labelled(label, wrapped, style)
+    lines = [*textwrap.wrap(title, width, subsequent_indent="  "), "", *wrapped(_rows(view), width, style)]
     return "\n".join([*lines, *labelled("next", then, style)]).replace("\u00a0", " ")
+
+
+def wrapped(rows: Iterable[tuple[str, str]], width: int, style: Callable[[str], str]) -> list[str]:
+    """The lines of rows, each of a label and a text, of at most ``width`` columns."""
+    wrap = partial(textwrap.wrap, width=width - LABEL_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [line for label, text in rows for line in labelled(label, wrap(text), style)]
 
 
 def labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[str], str]) -> list[str]:

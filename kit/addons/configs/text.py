@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator
 
 from kit.addons.configs.answer import Answer
 from kit.addons.configs.entries import word
 from kit.addons.configs.variants import Variant
 from kit.cost.memory.offload import HOST_SHARE
-from kit.report.summary import LABEL_WIDTH, labelled, summary
+from kit.report.summary import labelled, summary, wrapped
 from kit.report.view import by_component, view_of
 from kit.units import human_seconds
 
@@ -20,9 +19,7 @@ def text_of(answer: Answer, then: tuple[str, ...], width: int, style: Callable[[
     """``kit plan``'s lines of the file as it is, then what is said of a file alone."""
     lines = [f"{answer.path}: {answer.asked.table.program}'s, as it is", ""]
     lines += summary(view_of(answer.plan), (), width, style).splitlines()
-    for label, text in _rows(answer):
-        wrapped = textwrap.wrap(text, width - LABEL_WIDTH, break_long_words=False, break_on_hyphens=False)
-        lines += labelled(label, wrapped, style)
+    lines += wrapped(_rows(answer), width, style)
     return "\n".join([*lines, *labelled("next", then, style)])
 
 

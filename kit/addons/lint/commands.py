@@ -111,6 +111,11 @@ class Command:
         return self.starter in _TASK_STARTERS or (self.job.tasks_per_node or 1) > 1
 
     @property
+    def everywhere(self) -> bool:
+        """Whether something starts it on several nodes, or in several tasks."""
+        return bool(self.starter) or self.job.kind == "kubernetes"
+
+    @property
     def arguments(self) -> tuple[tuple[str, str | None], ...]:
         """The program's own options."""
         return tuple(_pairs(self.words))

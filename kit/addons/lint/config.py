@@ -67,8 +67,7 @@ class Config(Given):
 
     def section(self, dotted: str) -> dict[str, Any]:
         """A section; empty if the key is missing or not a section."""
-        value = self.get(dotted)
-        return value if isinstance(value, dict) else {}
+        return mapping(self.get(dotted))
 
     def offloaded(self, name: str) -> str:
         """Device to which a part of DeepSpeed's state is offloaded; empty without offload."""
@@ -95,6 +94,11 @@ class Config(Given):
         path = tuple(dotted.split("."))
         found = (self.document.lines.get(path[:length]) for length in range(len(path), 0, -1))
         return next((line for line in found if line is not None), None)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The value, if it is a mapping; else an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def finite(value: Any) -> float | None:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kit.addons.lint.config import mapping
 from kit.addons.lint.job import Job
 
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
@@ -19,8 +20,8 @@ _DEEPEST = 30
 def pod_scripts(data: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
     """(script, job) of every container that has a command, of one document."""
     pods = {
-        name: _count(_mapping(spec), "replicas")
-        for name, spec in _mapping(_mapping(data.get("spec")).get("pytorchReplicaSpecs")).items()
+        name: _count(mapping(spec), "replicas")
+        for name, spec in mapping(mapping(data.get("spec")).get("pytorchReplicaSpecs")).items()
     }
     yield from _found(data, sum(pods.values()) or 1, bool(pods), 0)
 
@@ -58,7 +59,7 @@ def _script(container: Mapping[str, Any], nodes: int, kubeflow: bool) -> tuple[s
 
 
 def _gpus(resources: Any) -> int | None:
-    limits = _mapping(_mapping(resources).get("limits")) or _mapping(_mapping(resources).get("requests"))
+    limits = mapping(mapping(resources).get("limits")) or mapping(mapping(resources).get("requests"))
     count = next((value for name, value in limits.items() if str(name).endswith("/gpu")), None)
     return int(count) if isinstance(count, int | str) and str(count).isdecimal() else None
 
@@ -66,7 +67,3 @@ def _gpus(resources: Any) -> int | None:
 def _count(node: Mapping[str, Any], key: str) -> int:
     value = node.get(key)
     return value if isinstance(value, int) and 1 <= value < 10**6 else 1
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

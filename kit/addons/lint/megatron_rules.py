@@ -65,8 +65,8 @@ def _virtual(command: Command) -> int | None:
 
 
 def _uneven_world(command: Command) -> bool:
-    world, model = processes(command), _model_parallel(command)
-    return _is_megatrons(command) and bool(world and model) and (world or 0) % (model or 1) != 0
+    known = bool(processes(command) and _model_parallel(command))
+    return _is_megatrons(command) and known and _data_parallel(command) is None
 
 
 table(

@@ -32,8 +32,7 @@ def _rank(command: Command) -> str:
 
 def _same_rank(command: Command) -> bool:
     """A number, where the same line starts on every node."""
-    everywhere = bool(command.starter) or command.job.kind == "kubernetes"
-    return everywhere and (command.job.nodes or nodes(command)) > 1 and _rank(command).isdecimal()
+    return command.everywhere and (command.job.nodes or nodes(command)) > 1 and _rank(command).isdecimal()
 
 
 def _early(command: Command) -> bool:
@@ -53,8 +52,9 @@ def _alone(command: Command) -> bool:
     option = {"torchrun": ("nnodes",), "accelerate launch": ("num_machines", "config_file")}.get(command.launcher)
     if option is None or command.open_ended or command.value(*option) is not None or command.job.ranks_by_environment:
         return False
-    started = bool(command.starter) or command.job.kind == "kubernetes"
-    return (started and (command.job.nodes or 1) > 1) or (command.launcher == "torchrun" and command.job.names_hosts)
+    return (command.everywhere and (command.job.nodes or 1) > 1) or (
+        command.launcher == "torchrun" and command.job.names_hosts
+    )
 
 
 def _in_one_task(command: Command) -> int | None:
@@ -65,7 +65,7 @@ def _in_one_task(command: Command) -> int | None:
 
 
 def _tasks(command: Command) -> int:
-    return (command.job.tasks_per_node or 1) if command.starter or command.job.kind == "kubernetes" else 1
+    return (command.job.tasks_per_node or 1) if command.everywhere else 1
 
 
 def _too_many(command: Command) -> bool:
