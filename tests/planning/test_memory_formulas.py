@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kit.addons.lint.described import OneUnit
+from kit.addons.lint.described import ProgramWorkload
 from kit.cost.hardware import cublas_workspaces, overheads
 from kit.cost.memory import activations_huggingface as hf
 from kit.cost.memory import activations_megatron as local
@@ -573,7 +573,8 @@ ENGINES: Rows = [
     ("FSDP2, tied, gradients in bf16", lambda: engine(FSDP.but(gradient_dtype="bf16"), "gathered", model=GPT)[0][2],
      (2 + 4 + 0.5) * (5003 * 384 + 1024 * 384 + 768)),
     # accelerate reduces in the dtype of the gradients, which exist beside the head's.
-    ("one unit", lambda: [engine_memory(OneUnit(model, NODE, job(), FSDP)).gathered for model in (DENSE, GPT)],
+    ("one unit", lambda: [
+        engine_memory(ProgramWorkload(model, NODE, job(), FSDP, fsdp_unit="model")).gathered for model in (DENSE, GPT)],
      [(2 * TOTAL, 2 * TOTAL + 2 * TABLE, 4 * TOTAL), (2 * (G := count(GPT).total), 2 * G + 2 * 384 * (5003 + 1024),
          4 * G)]),
     ("DDP and Megatron", lambda: [engine(each, "buffers", "gathered", "root_is_last") for each in (

@@ -10,7 +10,7 @@ from typing import Any
 
 from kit.addons.configs.extra_memory import extra_gib, tower_parameters
 from kit.addons.configs.walk import Gap, Reading
-from kit.addons.lint.described import zero_sizes
+from kit.addons.lint.described import ProgramWorkload, zero_sizes
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
@@ -68,25 +68,6 @@ _COPY = re.compile(r"^.*/models--[^/]*--|/snapshots/[^/]*$|-mcore$")
 
 
 @dataclass(frozen=True)
-class ProgramWorkload(Workload):
-    """A workload in what other programs choose and no plan of kit's does."""
-
-    cross_entropy: str = "unfused"
-    """Megatron's loss, by the names of ``rank_megatron.MEGATRON_LOSSES``."""
-    loss_chunks: int = 0
-    """Parts of a micro batch in which torchtitan has the logits; 0: kit's own chunks."""
-
-    @property
-    def chunk_tokens(self) -> float:
-        """Tokens whose logits take as much in kit's chunked loss. torchtitan runs torch's cross entropy in each chunk:
-        log-probabilities and two gradients are twice kit's bytes (components/loss.py, ChunkedLossWrapper)."""
-        return 2 * self.tokens / self.loss_chunks if self.chunked_loss and self.loss_chunks else super().chunk_tokens
-
-    def with_layout(self, layout: Layout) -> ProgramWorkload:
-        return replace(self, layout=layout)
-
-
-@dataclass(frozen=True)
 class Described:
     """A file's workload, and what the figures leave out."""
 
@@ -137,7 +118,12 @@ def described(
         short += (Gap("most", "quantize_moe_experts", "quantised experts are counted as 16 bits"),)
     job = _job(given, model, layout, length)
     workload: Workload = ProgramWorkload(
-        model, cluster, job, layout, given.get("loss", "unfused"), given.get("loss_chunks", 0) * layout.chunked_loss
+        model,
+        cluster,
+        job,
+        layout,
+        cross_entropy=given.get("loss", "unfused"),
+        loss_chunks=given.get("loss_chunks", 0) * layout.chunked_loss,
     )
     if given.get("fp8"):
         in_fp8 = replace(workload, job=replace(job, precision="fp8"))

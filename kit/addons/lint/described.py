@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from kit.addons.lint.batch_rules import data_parallel_size
 from kit.addons.lint.config import AUTO, Config, truth
@@ -33,18 +34,31 @@ def described(config: Config) -> Workload:
         )
     except ValueError as error:
         raise SpecError(f"a number is out of its range: {' '.join(str(error).split())[:200]}") from None
-    workload = (OneUnit if one_fsdp_unit(config) else Workload)(model, cluster, job, layout)
+    unit: Literal["layer", "model"] = "model" if one_fsdp_unit(config) else "layer"
+    workload = ProgramWorkload(model, cluster, job, layout, fsdp_unit=unit)
     given = {name: _given_size(config, name) for name in ZERO_KEYS}
     return workload.with_layout(layout.but(**zero_sizes(given, workload, config.reader != "deepspeed")))
 
 
-class OneUnit(Workload):
-    """FSDP of the model as a whole."""
+@dataclass(frozen=True)
+class ProgramWorkload(Workload):
+    """A workload in what other programs choose and no plan of kit's does."""
 
-    fsdp_unit = "model"
+    cross_entropy: str = "unfused"
+    """Megatron's loss, by the names of ``rank_megatron.MEGATRON_LOSSES``."""
+    loss_chunks: int = 0
+    """Parts of a micro batch in which torchtitan has the logits; 0: kit's own chunks."""
+    fsdp_unit: Literal["layer", "model"] = "layer"  # type: ignore[misc]
+    """What FSDP gathers at once."""
 
-    def with_layout(self, layout: Layout) -> OneUnit:
-        return OneUnit(self.model, self.cluster, self.job, layout)
+    @property
+    def chunk_tokens(self) -> float:
+        """Tokens whose logits take as much in kit's chunked loss. torchtitan runs torch's cross entropy in each chunk:
+        log-probabilities and two gradients are twice kit's bytes (components/loss.py, ChunkedLossWrapper)."""
+        return 2 * self.tokens / self.loss_chunks if self.chunked_loss and self.loss_chunks else super().chunk_tokens
+
+    def with_layout(self, layout: Layout) -> ProgramWorkload:
+        return replace(self, layout=layout)
 
 
 def wrap_policy(config: Config) -> str:
