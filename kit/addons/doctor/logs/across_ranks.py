@@ -50,8 +50,7 @@ def _refined(
         known = ", ".join(f"rank {rank} in {calls[rank]}" for rank in cause.ranks[:MOST_CALLS] if rank in calls)
         return replace(cause, meaning=f"{cause.meaning}; last known call: {known or 'none in these logs'}")
     if cause.cause.endswith("out-of-memory"):
-        meaning, fix = _out_of_memory(cause, causes, scan)
-        return replace(cause, meaning=meaning, fix=fix)
+        return _out_of_memory(cause, causes, scan)
     # A library that aborts prints no rank; the launcher reports the rank of the process.
     return replace(cause, ranks=cause.ranks or crashed) if cause.cause == "mismatched-collectives" else cause
 
@@ -79,7 +78,8 @@ def _who_waits(cause: Cause, scan: Scan, calls: Mapping[int, str], hung: Set[int
     return f"all ranks in these logs wait, for each other: {listed}{more}", IN_ONE_ORDER
 
 
-def _out_of_memory(cause: Cause, causes: Sequence[Cause], scan: Scan) -> tuple[str, str]:
+def _out_of_memory(cause: Cause, causes: Sequence[Cause], scan: Scan) -> Cause:
+    """Whether one rank alone ran out of memory, and whether its memory was in pieces."""
     meaning, fix = cause.meaning, cause.fix
     ranks = {rank for other in causes if other.cause == cause.cause for rank in other.ranks}
     if len(ranks) == 1 and len(scan.ranks) > 1:
@@ -91,7 +91,7 @@ def _out_of_memory(cause: Cause, causes: Sequence[Cause], scan: Scan) -> tuple[s
     if held and _gib(held[2]) >= min(_gib(held[1]), MUCH_UNALLOCATED_GIB):
         meaning = f"{meaning}; {held[2]} were reserved but unallocated, in pieces too small for the {held[1]} asked"
         fix = f"set {ALLOCATOR}, which joins such pieces; else {fix}"
-    return meaning, fix
+    return replace(cause, meaning=meaning, fix=fix)
 
 
 def _gib(said: str) -> float:
