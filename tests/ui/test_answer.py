@@ -109,7 +109,7 @@ def test_a_chart_has_a_point_a_layout_that_is_near() -> None:
 
 def test_a_schedule_is_drawn_and_every_chart_is_said_in_words() -> None:
     found = answered(PIPELINE)
-    memory, step, schedule = (draw(found) for draw in (charts.memory, charts.step, charts.schedule))
+    memory, step, schedule = charts.memory(found.view), charts.step(found), charts.schedule(found)
     assert memory["yAxis"]["data"] == schedule["yAxis"]["data"] == ["stage 0", "stage 1", "stage 2", "stage 3"]
     assert sum(len(series["data"]) for series in schedule["series"]) == len(found.schedule())
     assert [series["name"] for series in schedule["series"]] == [

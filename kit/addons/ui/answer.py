@@ -12,7 +12,6 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from kit import api
-from kit.cost.hardware import usable_gib
 from kit.emit.run_directory import files_of
 from kit.errors import PlanError, SpecError
 from kit.planner.compare import ComparedLayout, Comparison
@@ -77,13 +76,6 @@ class Answer:
             for name, text in self.files.items():
                 archive.writestr(name, text)
         return stream.getvalue()
-
-    def memory(self) -> tuple[list[str], dict[str, list[float]], float, float]:
-        """(stages, component → GiB of each stage, usable GiB, GiB of the whole GPU)."""
-        if self.view is None:
-            return [], {}, usable_gib(self.recipe.cluster.gpu), self.recipe.cluster.gpu.memory_gib
-        stages = [f"stage {stage.stage}" for stage in self.view.plan.predicted.memory]
-        return stages, self.view.memory_gib, self.view.usable_gib, self.view.plan.cluster.gpu.memory_gib
 
     def step(self) -> dict[str, float]:
         """Seconds of a step by component, the longest first."""

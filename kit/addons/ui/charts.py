@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kit.addons.ui.answer import Answer, ClusterCost, pareto_front
-from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, PART_COLORS, spoken
+from kit.cost.hardware import usable_gib
+from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, PART_COLORS, PlanView, spoken
 from kit.units import human_seconds
 
 _GREY = "rgba(128,128,128,0.45)"
@@ -29,11 +30,11 @@ _DRAW_PASS = """(params, api) => {
 
 def drawn(answer: Answer) -> dict[str, dict[str, Any] | None]:
     """Name → chart; None where the answer has none."""
-    planned = answer.plan is not None
+    view = answer.view
     return {
         "layouts": layouts(answer) if answer.comparison.layouts else None,
-        "memory": memory(answer) if planned else None,
-        "step": step(answer) if planned else None,
+        "memory": memory(view) if view else None,
+        "step": step(answer) if view else None,
         "schedule": schedule(answer) if answer.schedule() else None,
     }
 
@@ -41,8 +42,8 @@ def drawn(answer: Answer) -> dict[str, dict[str, Any] | None]:
 def layouts(answer: Answer) -> dict[str, Any]:
     """A point for each layout: step time against memory; the Pareto front; the limit. A layout that does not fit is
     pale."""
-    _, _, usable, whole = answer.memory()
-    top = _MOST_MEMORY * whole
+    gpu = answer.recipe.cluster.gpu
+    usable, top = usable_gib(gpu), _MOST_MEMORY * gpu.memory_gib
     slowest = _MOST_TIME * min(each.step_time_s for each in answer.comparison.layouts)
     chosen = answer.view and answer.view.layout
     series: list[dict[str, Any]] = [
@@ -96,9 +97,9 @@ def layouts(answer: Answer) -> dict[str, Any]:
     }
 
 
-def memory(answer: Answer) -> dict[str, Any]:
+def memory(view: PlanView) -> dict[str, Any]:
     """GiB of a GPU by component, a bar for each pipeline stage, with the limit."""
-    stages, components, usable, whole = answer.memory()
+    components, usable, predicted = view.memory_gib, view.usable_gib, view.plan.predicted
     series: list[dict[str, Any]] = [
         {"type": "bar", "name": name, "stack": "memory", "data": [round(size, 3) for size in sizes]}
         for name, sizes in components.items()
@@ -108,13 +109,12 @@ def memory(answer: Answer) -> dict[str, Any]:
         "data": [{"xAxis": usable}],
         "label": {"formatter": f"{usable:.1f} GiB usable", "position": "start", "align": "right"},
     }  # fmt: skip
-    fullest = max(map(sum, zip(*components.values(), strict=True)))
-    text = f"Memory of the fullest GPU: {fullest:.1f} of {usable:.1f} GiB; " + _listed(
+    text = f"Memory of the fullest GPU: {predicted.peak_gib:.1f} of {usable:.1f} GiB; " + _listed(
         (name, f"{max(sizes):.1f} GiB") for name, sizes in components.items()
     )
     return _chart(text, series) | {
-        "xAxis": _axis("GiB of a GPU", max=round(whole, 1)),
-        "yAxis": {"type": "category", "data": stages, "inverse": True},
+        "xAxis": _axis("GiB of a GPU", max=round(view.plan.cluster.gpu.memory_gib, 1)),
+        "yAxis": {"type": "category", "data": [f"stage {each.stage}" for each in predicted.memory], "inverse": True},
     }
 
 
