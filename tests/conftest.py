@@ -65,21 +65,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks tiers before ``-m`` looks at them, and the pools' tests, each of which live in one process of the two."""
     _mark_nightly(items, whole=not any("::" in name for name in config.args))
     for item in items:
-        place = item.path.relative_to(ROOT).as_posix()
         if _is_fast(item.path) and not (item.get_closest_marker("nightly") or item.get_closest_marker("slow")):
             item.add_marker("fast")
         item.user_properties.append(("tier", tier(item)))  # a report takes it to the process that writes
         # Asked of a worker, "dist" is always "no"; this is what xdist itself looks at there.
         if config.getoption("loadgroup", False):
-            item.add_marker(pytest.mark.xdist_group(_group(place)))
+            item.add_marker(pytest.mark.xdist_group(_group(_place(item.path))))
     if config.getoption("loadgroup", False):
         seconds = _seconds()
-        items.sort(key=lambda item: -seconds[_group(item.path.relative_to(ROOT).as_posix())])
+        items.sort(key=lambda item: -seconds[_group(_place(item.path))])
 
 
 @functools.cache
 def _is_fast(file: Path) -> bool:
-    return file.relative_to(ROOT).as_posix().startswith(FAST) and not ENGINES.search(file.read_text(encoding="utf-8"))
+    return _place(file).startswith(FAST) and not ENGINES.search(file.read_text(encoding="utf-8"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -108,6 +107,10 @@ def _mark_nightly(items: Iterable[pytest.Item], whole: bool) -> None:
         for case, item in found.items():
             if case not in named[test]:
                 item.add_marker("nightly")
+
+
+def _place(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
 
 
 def _group(place: str) -> str:

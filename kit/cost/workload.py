@@ -87,8 +87,8 @@ class Workload:
     recomputed_share = 1.0
     cross_entropy = "unfused"
     deterministic = False
-    fsdp_unit: ClassVar[Literal["layer", "model"]] = "layer"
-    """What FSDP gathers at once; lint judges files that leave it the model (kit/addons/lint/described.py)."""
+    fsdp_unit = "layer"
+    """What FSDP gathers at once: a ``layer``, or the ``model``; lint judges such files (lint/described.py)."""
 
     @cached
     def _hash_of_work(self) -> int:

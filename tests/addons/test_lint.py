@@ -19,7 +19,7 @@ from kit.addons.lint import Finding, fixed, lint, read_values, write_fixed
 from kit.addons.lint.config import Config
 from kit.addons.lint.described import described
 from kit.addons.lint.json_text import parse_json
-from kit.addons.lint.named_files import model_parallel
+from kit.addons.lint.named_file_rules import model_parallel
 from kit.addons.lint.rule import CHECKS, RULES, markdown
 from kit.emit.run_directory import write as write_run
 from kit.errors import SpecError

@@ -18,7 +18,7 @@ from kit.addons.configs.tables import Bound
 from kit.addons.configs.variants import Variant, fastest, nearest, variant, variants
 from kit.addons.configs.workload import Described
 from kit.addons.lint import lint, lint_script
-from kit.addons.lint.files import SCRIPTS, named_file
+from kit.addons.lint.config_files import SCRIPTS, named_file
 from kit.addons.lint.finding import Finding
 from kit.cost.estimate import Prediction, predict
 from kit.cost.memory.peak import peak_memory

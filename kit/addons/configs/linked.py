@@ -10,7 +10,7 @@ from typing import Any
 from kit.addons.configs.entries import Source
 from kit.addons.configs.python_entries import read_python
 from kit.addons.configs.toml_entries import read_toml
-from kit.addons.lint.files import named_file, read_values, text_of
+from kit.addons.lint.config_files import named_file, read_values, text_of
 from kit.errors import SpecError
 
 READERS: Mapping[str, Callable[[str, str], Source]] = {".toml": read_toml, ".py": read_python}

@@ -15,7 +15,7 @@ from kit.addons.configs.tables import Table, table_of, tables
 from kit.addons.configs.walk import Opened, walk
 from kit.addons.configs.workload import Described, described
 from kit.addons.configs.yaml_entries import read_yaml
-from kit.addons.lint.files import SCRIPTS, text_of
+from kit.addons.lint.config_files import SCRIPTS, text_of
 from kit.errors import SpecError
 from kit.specs.catalog import load_model, model_called
 from kit.specs.cluster import ClusterSpec

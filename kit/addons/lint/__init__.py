@@ -12,7 +12,7 @@ Its rooms, in the order in which data walks:
                                   files with the line of every key and word
     commands, job, accelerate_line
                                   launch lines, the job that runs them, what accelerate makes of them
-    config, files, known_keys, described
+    config, config_files, known_keys, described
                                   a configuration and its file, the keys that its reader knows, its workload
     key_rules, batch_rules, precision_rules, zero_rules, consequence_rules
                                   of DeepSpeed's files
@@ -22,7 +22,7 @@ Its rooms, in the order in which data walks:
                                   of other trainers' arguments
     line_rules, command_rules, node_rules
                                   of launch lines
-    named_files                   of the configurations that another file names
+    named_file_rules              of the configurations that another file names
     fix                           the corrected copy
 """
 
@@ -51,12 +51,12 @@ from kit.addons.lint import (
     zero_rules,
 )
 from kit.addons.lint.config import Config, Given, Reader
+from kit.addons.lint.config_files import ENDINGS, SCRIPTS, read, read_values, text_of
 from kit.addons.lint.described import NEEDS_BOTH
-from kit.addons.lint.files import ENDINGS, SCRIPTS, read, read_values, text_of
 from kit.addons.lint.finding import Finding, Severity
 from kit.addons.lint.fix import fixed, write_fixed
 from kit.addons.lint.known_keys import known_keys
-from kit.addons.lint.named_files import of_accelerate
+from kit.addons.lint.named_file_rules import of_accelerate
 from kit.addons.lint.rule import Rule, check
 from kit.addons.lint.rule import findings as findings_of
 from kit.addons.lint.scripts import kubernetes, launches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from kit.addons.lint.batch_rules import data_parallel_size
 from kit.addons.lint.config import AUTO, Config, truth
@@ -34,7 +34,7 @@ def described(config: Config) -> Workload:
         )
     except ValueError as error:
         raise SpecError(f"a number is out of its range: {' '.join(str(error).split())[:200]}") from None
-    unit: Literal["layer", "model"] = "model" if one_fsdp_unit(config) else "layer"
+    unit = "model" if one_fsdp_unit(config) else "layer"
     workload = ProgramWorkload(model, cluster, job, layout, fsdp_unit=unit)
     given = {name: _given_size(config, name) for name in ZERO_KEYS}
     return workload.with_layout(layout.but(**zero_sizes(given, workload, config.reader != "deepspeed")))
@@ -48,7 +48,7 @@ class ProgramWorkload(Workload):
     """Megatron's loss, by the names of ``rank_megatron.MEGATRON_LOSSES``."""
     loss_chunks: int = 0
     """Parts of a micro batch in which torchtitan has the logits; 0: kit's own chunks."""
-    fsdp_unit: Literal["layer", "model"] = "layer"  # type: ignore[misc]
+    fsdp_unit: str = "layer"
     """What FSDP gathers at once."""
 
     @property

@@ -10,11 +10,11 @@ from pathlib import Path
 from kit.addons.lint import line_rules
 from kit.addons.lint.commands import commands, unread
 from kit.addons.lint.config import Given
-from kit.addons.lint.files import named_file, text_of
+from kit.addons.lint.config_files import named_file, text_of
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.job import Job
 from kit.addons.lint.kubernetes_job import pod_scripts
-from kit.addons.lint.named_files import Find, of_line
+from kit.addons.lint.named_file_rules import Find, of_line
 from kit.addons.lint.rule import findings
 from kit.specs import strict_yaml
 

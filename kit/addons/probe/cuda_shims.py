@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy
 import torch
@@ -149,7 +148,8 @@ def installed(megatron: bool) -> Iterator[None]:
         ]
     with ExitStack() as undone:
         for owner, name, value in table:
-            undone.enter_context(patch.object(owner, name, value))
+            undone.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
         yield
 
 

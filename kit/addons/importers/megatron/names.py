@@ -49,15 +49,16 @@ def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
     layer = _LAYER.match(name)
     in_layer = layer is not None or "transformer_layer" in name.split(".")
     in_dense_layer = layer is not None and not model.has_experts(int(layer[1]))
-    places: list[tuple[int, int]] = []
+    index: list[int] = []
+    counts: list[int] = []
     stacked = (_LAYER, "decoder.layers.", 0 if model.first_dense_layers else model.num_layers)
     for pattern, plain, count in (stacked, (_EXPERT, "experts.", model.num_experts)):
         if count and (number := pattern.search(name)):
-            places.append((int(number[1]), count))
+            index.append(int(number[1]))
+            counts.append(count)
             name = name.replace(number[0], plain, 1)
     for plain, fused in _FUSED_NORMS.items():
         # Transformer Engine cannot fuse the norm before experts.
         if in_layer and (in_dense_layer or not plain.startswith("pre_mlp")):
             name = name.replace(f".{plain}", f".{fused}")
-    index, counts = tuple(at for at, _ in places), tuple(count for _, count in places)
-    return StoredLocation(PREFIXES[kind] + name, index, counts)
+    return StoredLocation(PREFIXES[kind] + name, tuple(index), tuple(counts))

@@ -10,7 +10,7 @@ from kit.addons.lint.accelerate_line import with_line
 from kit.addons.lint.command_rules import one_thread, processes, wrapped_classes
 from kit.addons.lint.commands import Command
 from kit.addons.lint.config import Config, Given, Reader
-from kit.addons.lint.files import ENDINGS, named_file, read
+from kit.addons.lint.config_files import ENDINGS, named_file, read
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.rule import Rule, check, findings
 from kit.addons.lint.trainer_rules import contradicts_config, packs_split_rows
