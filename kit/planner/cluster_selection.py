@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from kit.planner.calibration import NONE, Calibration
 from kit.planner.fallbacks import without_loss
 from kit.planner.request import Request
 from kit.planner.search import Candidate, search, step_s
+from kit.planner.sweep import Variant, sweep
 from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -226,24 +226,29 @@ class _NodeType:
             return constraints.miss(f"{most} x {node.name}", days, 0.0, already) or _Miss(math.inf, few)
         best, worse = None, 0
         misses: list[_Miss] = []
-        for nodes in reversed(numbers) if goal == "time" else numbers:
-            if worse == _GIVE_UP or (goal == "gpus" and (best or nodes * node.gpus_per_node > limit)):
-                break
-            found = self._option(nodes, searched)
+        variants = (
+            Variant(f"{nodes} x {node.name}", replace(self.request, cluster=replace(node, num_nodes=nodes)))
+            for nodes in numbers[:: -1 if goal == "time" else 1]
+            if goal != "gpus" or nodes * node.gpus_per_node <= limit
+        )
+        for outcome in sweep(variants, partial(self._option, searched)):
+            found = outcome.found or _Miss(math.inf, outcome.why_none)
             if isinstance(found, _Miss):
                 misses.append(found)
             elif best is None or _rank(found, goal) < _rank(best, goal):
                 best, worse = found, 0
             else:
                 worse += 1
+            if worse == _GIVE_UP or (goal == "gpus" and best):
+                break
         return best or min(misses, default=None)
 
-    def _option(self, nodes: int, searched: dict[ClusterSpec, Candidate | None]) -> ClusterOption | _Miss:
-        job, cluster = self.request.job, dataclasses.replace(self.request.cluster, num_nodes=nodes)
-        request, name = dataclasses.replace(self.request, cluster=cluster), f"{nodes} x {cluster.name}"
+    def _option(self, searched: dict[ClusterSpec, Candidate | None], variant: Variant) -> ClusterOption | _Miss:
+        name, request = variant.label, variant.request
+        job, cluster = request.job, request.cluster
         # Clusters that differ only in name, price and source share one best layout. Residuals depend on the name.
         known = cluster.name if request.calibration.residuals else ""
-        same = dataclasses.replace(cluster, name=known, source="", price_per_node_hour_usd=None, price_date=None)
+        same = replace(cluster, name=known, source="", price_per_node_hour_usd=None, price_date=None)
         if same not in searched:
             searched[same] = search(request).best
         if (found := searched[same]) is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from kit.cost.estimate import predict
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.errors import PlanError
 from kit.planner.calibration import NONE, Calibration, corrected
-from kit.planner.explain.decisions import decisions
+from kit.planner.explain.decisions import alternatives, decisions
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import SearchResult, search
@@ -14,6 +16,9 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+
+NO_TIME = "checkpoints and failures leave no time for training"
+"""Why a plan with a step time is of no use: its days are infinite."""
 
 
 def make_plan(
@@ -42,6 +47,14 @@ def fastest_plan(request: Request) -> Plan:
     return plan_of(request, search(request))
 
 
+def plan_that_ends(request: Request) -> Plan:
+    """The fastest plan. Raises ``PlanError``, with ``NO_TIME`` too where it would never end."""
+    plan = fastest_plan(request)
+    if plan.predicted.total_days is not None and not math.isfinite(plan.predicted.total_days):
+        raise PlanError(NO_TIME)
+    return plan
+
+
 def plan_of(request: Request, result: SearchResult) -> Plan:
     """The plan of a search's best layout. Raises ``PlanError`` if there is none."""
     if result.best is None:
@@ -57,4 +70,5 @@ def plan_of(request: Request, result: SearchResult) -> Plan:
         layout=workload.layout,
         predicted=corrected(predict(workload), request.calibration.of(workload)),
         decisions=decisions(request, result),
+        alternatives=alternatives(request, result),
     )

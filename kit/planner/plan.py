@@ -37,6 +37,15 @@ class Decision:
 
 
 @stored
+class Alternative:
+    """The best layout of another engine that fits."""
+
+    layout: Text
+    """``describe``'s line."""
+    step_time_s: float
+
+
+@stored
 class Plan:
     """Frozen; change it with ``dataclasses.replace``."""
 
@@ -49,6 +58,8 @@ class Plan:
     """Keys that are merged into the engine's own file, and are not in the prediction."""
     predicted: Prediction
     decisions: tuple[Decision, ...]
+    alternatives: tuple[Alternative, ...] = ()
+    """Layouts of the other engines; none where the engine is pinned."""
 
     @cached_property
     def workload(self) -> Workload:

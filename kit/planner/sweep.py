@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from kit.errors import PlanError
-from kit.planner.make_plan import fastest_plan
-from kit.planner.plan import Plan
 from kit.planner.request import Request
 
 Found = TypeVar("Found")
-NO_TIME = "checkpoints and failures leave no time for training"
-"""Why a plan with a step time is of no use: its days are infinite."""
 
 
-class Variant(NamedTuple):
+@dataclass(frozen=True)
+class Variant:
     """A request under a name."""
 
     label: str
     request: Request
 
 
-class Outcome(NamedTuple, Generic[Found]):
+Asked = TypeVar("Asked", bound=Variant)
+
+
+class Outcome(NamedTuple, Generic[Asked, Found]):
     """What was found for a variant; or None, and why."""
 
-    variant: Variant
+    variant: Asked
     found: Found | None
     why_none: str = ""
 
 
-def plan_that_ends(asked: Request) -> Plan:
-    """The fastest plan. Raises ``PlanError``, with ``NO_TIME`` too where it would never end."""
-    plan = fastest_plan(asked)
-    if plan.predicted.total_days is not None and not math.isfinite(plan.predicted.total_days):
-        raise PlanError(NO_TIME)
-    return plan
-
-
-def sweep(variants: Iterable[Variant], ask: Callable[[Request], Found | None]) -> Iterator[Outcome[Found]]:
+def sweep(variants: Iterable[Asked], ask: Callable[[Asked], Found]) -> Iterator[Outcome[Asked, Found]]:
     """The outcome of each variant, in their order and one at a time: whoever stops reading asks nothing more.
 
     A ``PlanError`` is a variant's own outcome; other errors end the sweep.
     """
     for variant in variants:
         try:
-            outcome = Outcome(variant, ask(variant.request))
+            outcome = Outcome(variant, ask(variant))
         except PlanError as refused:
             outcome = Outcome(variant, None, str(refused))
         yield outcome

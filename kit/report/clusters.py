@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from kit.errors import SpecError
 from kit.planner.fallbacks import without_loss
+from kit.planner.make_plan import NO_TIME, plan_that_ends
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit
-from kit.planner.sweep import NO_TIME, Outcome, Variant, plan_that_ends, sweep
+from kit.planner.sweep import Outcome, Variant, sweep
 from kit.report.view import of_a_billion
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import LARGEST_PRICE, ClusterSpec
@@ -72,15 +73,17 @@ def compare_clusters(asked: Request, clusters: Mapping[str, ClusterSpec]) -> tup
     """The best plan without loss of accuracy on each cluster, in the order given; ``asked.cluster`` is not used."""
     lossless = dataclasses.replace(asked, pins=without_loss(asked.pins), job=of_a_billion(asked.job))
     variants = (Variant(name, dataclasses.replace(lossless, cluster=cluster)) for name, cluster in clusters.items())
-    return tuple(_answer(outcome, asked.pins) for outcome in sweep(variants, plan_that_ends))
+    return tuple(_answer(outcome, asked.pins) for outcome in sweep(variants, lambda each: plan_that_ends(each.request)))
 
 
-def _answer(outcome: Outcome[Plan], pins: Pins) -> ClusterAnswer:
+def _answer(outcome: Outcome[Variant, Plan], pins: Pins) -> ClusterAnswer:
     """A row of the comparison. ``pins``: the user's own, which may allow a loss of accuracy."""
-    (name, request), plan = outcome.variant, outcome.found
+    request, plan = outcome.variant.request, outcome.found
     cluster = request.cluster
     row = ClusterAnswer(
-        cluster=name, num_gpus=cluster.num_gpus, price_per_node_hour_usd=cluster.price_per_node_hour_usd
+        cluster=outcome.variant.label,
+        num_gpus=cluster.num_gpus,
+        price_per_node_hour_usd=cluster.price_per_node_hour_usd,
     )
     if plan is None:
         lossy = outcome.why_none != NO_TIME and can_fit(dataclasses.replace(request, pins=pins))

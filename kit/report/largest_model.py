@@ -56,10 +56,10 @@ def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> list[Fitti
     return found
 
 
-def _memory(request: Request) -> MemoryReport | None:
+def _memory(variant: Variant) -> MemoryReport | None:
     """Memory of the fastest layout, without the reasons of a plan."""
-    best = search(request).best
-    return best and peak(request.workload(best.layout))
+    best = search(variant.request).best
+    return best and peak(variant.request.workload(best.layout))
 
 
 def _fitting(request: Request, way: str, memory: MemoryReport) -> FittingModel:

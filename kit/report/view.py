@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ from kit.cost.estimate import Prediction
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import COMPONENTS, StageMemory
 from kit.cost.model.params import count
-from kit.planner.plan import Decision, Plan
+from kit.planner.plan import Alternative, Decision, Plan
 from kit.report.pipeline_schedule import Drawn, drawn
 from kit.specs.catalog import cheapest_node_with, node_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
@@ -40,8 +40,6 @@ PART_COLORS = (
     "#4e79a7", "#f28e2b", "#e15759", "#59a14f", "#b07aa1", "#edc948", "#9c9c9c", "#76b7b2", "#ff9da7", "#9c755f",
 )  # fmt: skip
 """Colours of the parts of a bar, in their order."""
-_RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
-"""What a decision on the engine says of another one that fits."""
 _NOTES = (
     "last_resort",
     "memory_margin",
@@ -113,7 +111,7 @@ def view_of(plan: Plan) -> PlanView:
         limits=f"{usable_gib(cluster.gpu):.1f} usable ({cluster.gpu.memory_gib:.1f} total)",
         step_s={name.replace("_", " "): seconds for name, seconds in parts.items() if seconds > 0},
         step_band=_step_band(plan.predicted),
-        alternatives=tuple(text for each in plan.decisions if each.rule == "engine" for text in _others(each)),
+        alternatives=tuple(_beside(each, plan) for each in plan.alternatives),
         notes=tuple(decision for decision in plan.decisions if decision.rule in _NOTES),
         drawn=drawn(plan.layout) if plan.layout.pp > 1 else None,
     )
@@ -163,12 +161,11 @@ def _step_band(predicted: Prediction) -> str:
     return f"{similar[0]} for similar code" if similar else "no published run to compare with"
 
 
-def _others(decision: Decision) -> Iterator[str]:
-    """The best layout of each other engine, and by how much its step is longer."""
-    for text in decision.rejected:
-        if match := _RUNNER_UP.match(text):
-            parts = [part for part in match["layout"].split(", ") if not part.startswith(("dp=", "micro batch", "vp="))]
-            yield f"{spoken(', '.join(parts)).replace(' ·', '')} {match['behind']}"
+def _beside(other: Alternative, plan: Plan) -> str:
+    """The layout of another engine, and by how much its step is longer."""
+    parts = [part for part in other.layout.split(", ") if not part.startswith(("dp=", "micro batch", "vp="))]
+    behind = other.step_time_s / plan.predicted.step_time_s - 1
+    return f"{spoken(', '.join(parts)).replace(' ·', '')} {behind:+.1%}"
 
 
 # ---------------------------------------------------------------- length and money of a whole run

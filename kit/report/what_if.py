@@ -81,10 +81,11 @@ def explain(
     calibration = calibration if is_corrected(plan.predicted) else NONE
     pins = pinned(plan) if pins is None else pins
     free = Request(model=plan.model, cluster=plan.cluster, job=plan.job, calibration=calibration)
+    unpinned = [Variant("", free)] if pins != Pins() else []
     return Explanation(
         plan=plan,
         limits=bottlenecks(plan),
-        unpinned=next(sweep([Variant("", free)], fastest_plan)).found if pins != Pins() else None,
+        unpinned=next((each.found for each in sweep(unpinned, lambda each: fastest_plan(each.request))), None),
         what_if=tuple(what_if(plan, change, pins, calibration) for change in changes),
     )
 
@@ -161,7 +162,7 @@ def what_if(plan: Plan, change: str, pins: Pins | None = None, calibration: Cali
     variants = [Variant("", dataclasses.replace(free, pins=pins))]
     if pins != Pins() and section != "layout":
         variants.append(Variant("pins left to the planner (with them there is no plan)", free))
-    for outcome in sweep(variants, fastest_plan):
+    for outcome in sweep(variants, lambda each: fastest_plan(each.request)):
         if outcome.found is not None:
             break
     return WhatIf(change, outcome.found, outcome.why_none or outcome.variant.label)

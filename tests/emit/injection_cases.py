@@ -13,7 +13,7 @@ from typing import Any
 from kit.emit.run_directory import TARGETS, files_of
 from kit.entry_points import registered
 from kit.errors import SpecError
-from kit.planner.plan import Decision, Plan
+from kit.planner.plan import Alternative, Decision, Plan
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model
 from kit.specs.run import DataSpec, RunSpec
@@ -52,7 +52,9 @@ PLACES = [(kind, *text) for kind in (Plan, RunSpec) for text in texts(kind)]
 @cache
 def planned(engine: str) -> Plan:
     why = Decision(rule="engine", chosen=engine, why="pinned", rejected=("others",))
-    return dataclasses.replace(plan_of(cluster="p5.48xlarge:2", **OF_ENGINE[engine]), decisions=(why,))
+    also = (Alternative(layout="others", step_time_s=2.0),)
+    plan = plan_of(cluster="p5.48xlarge:2", **OF_ENGINE[engine])
+    return dataclasses.replace(plan, decisions=(why,), alternatives=also)
 
 
 def plain(kind: type) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from kit.errors import PlanError
 from kit.planner import cluster_selection
 from kit.planner.cluster_selection import ClusterOption, Constraints, render_options
 from kit.planner.request import Request
+from kit.planner.sweep import Variant
 from kit.specs.layout import Pins, describe
 from kit.units import human_seconds
 from tests.planning.questions import M, candidate
@@ -46,8 +47,8 @@ def best_of(goal: Any, times: dict[int, float | None], limit: float = math.inf, 
     """(nodes or the words of a miss, nodes that were searched), where so many nodes take so long."""
     each, asked = node(goal, **limits), []
 
-    def option(nodes: int, _: Any) -> Any:
-        asked.append(nodes)
+    def option(_: Any, variant: Variant) -> Any:
+        asked.append(nodes := variant.request.cluster.num_nodes)
         days = times.get(nodes, 1e3)
         if days is None:
             return cluster_selection._Miss(1.0 / nodes, f"{nodes} miss")
@@ -126,8 +127,8 @@ test_value = by_hand(CLUSTERS)
 )
 def test_an_option_has_the_days_and_the_cost_of_its_step(found: Any, limits: dict[str, float], said: str) -> None:
     each = node(**limits)
-    option = each._option(4, {SEARCHED: found})
     at = replace(A100, num_nodes=4)
+    option = each._option({SEARCHED: found}, Variant("4 x p4d.24xlarge", replace(each.request, cluster=at)))
     seconds = 1e12 / (128 * 1024) * 2.0 / operation(Workload(DENSE, at, each.request.job, megatron(dp=32)), 2.0).goodput
     cost = PRICE * 4 * seconds / 3600
     if not said:

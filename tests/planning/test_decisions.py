@@ -7,6 +7,7 @@ from typing import Any
 from kit.cost.hardware import usable_gib
 from kit.cost.time.step import StepTimer
 from kit.planner.explain import decisions
+from kit.planner.plan import Alternative
 from kit.planner.search import Candidate, SearchResult
 from kit.specs.layout import Pins, describe
 from kit.units import human_count, human_seconds
@@ -113,6 +114,10 @@ CHOICES: Rows = [
         candidate(1.0, layout=M)).rejected,
      [f"{describe(torch())}: needs 100.0 GiB, {100 - usable_gib(NODE.gpu):.1f} too many",
          f"{describe(Z2)}: +100.0%, 2 s a step, 9.0 GiB"]),
+    ("the best of each other engine that fits", lambda: [decisions.alternatives(request(pins), SearchResult(
+        candidate(1.0, layout=M), (candidate(1.0, layout=M), candidate(1.9, 72.0, layout=Z2), candidate(3.0, layout=Z2),
+        candidate(2.0, layout=Z2), candidate(None, 100.0)), False)) for pins in (Pins(), Pins(engine="megatron"))],
+     [(Alternative(layout=describe(Z2), step_time_s=2.0),), ()]),
     ("engines that cannot", lambda: decisions._engine(request(precision="fp16"), SearchResult(None, (candidate(1.0,
         layout=Z2),), False),
                                                       candidate(1.0, layout=Z2)).rejected,

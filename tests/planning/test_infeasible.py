@@ -26,7 +26,7 @@ NEEDED = host_ram_gib_per_node(work(SHORT))
 
 def changes(of: Callable[..., Any], *more: Any, **asked: Any) -> list[tuple[Any, ...]]:
     """(kind, factor, words) of the changes that are proposed."""
-    return [(each.kind, each.factor, each.text) for each in of(request(**asked), *more)]
+    return [(each.kind, each.factor, each.label) for each in of(request(**asked), *more)]
 
 
 INFEASIBLE: Rows = [
@@ -119,12 +119,12 @@ INFEASIBLE: Rows = [
     ("the nearest miss", lambda: [infeasible.nearest_miss(request(Pins(engine="megatron")), each) for each in (
         [candidate(None, layout=M.but(micro_batch_size=size)) for size in (8, 2, 4)], [])], [M.but(micro_batch_size=2),
         None]),
-    ("pins in the way", lambda: [(each.kind, each.text, getattr(each.request.pins, each.kind),
+    ("pins in the way", lambda: [(each.kind, each.label, getattr(each.request.pins, each.kind),
         each.fallbacks) for each in infeasible._changes(
-        request(Pins(tp=2, sp=True)), ()) if each.text.startswith("layout")], [("tp",
+        request(Pins(tp=2, sp=True)), ()) if each.label.startswith("layout")], [("tp",
         "layout.tp left to the planner instead of 2", None, True), (
             "sp", "layout.sp left to the planner instead of True", None, True)]),
-    ("larger GPUs that hold a layout", lambda: next((each.text, each.factor,
+    ("larger GPUs that hold a layout", lambda: next((each.label, each.factor,
         len(each.among or ())) for each in infeasible._changes(
         request(), [candidate(None, 100.0), candidate(1.0, 1.0), candidate(2.0, 2.0), candidate(None, 1e4)])
         if each.kind == "gpu"),
@@ -159,7 +159,7 @@ def test_the_cheapest_change_of_each_kind_is_proposed(monkeypatch: pytest.Monkey
         ("length", cost.TASK, 4.0, 12), ("pp", cost.NOTHING, 1.0, -14), ("host", cost.TOLD, 1.0, 16),
     ]  # fmt: skip
     all_of_them = [
-        infeasible._Change(kind, price, factor, f"{kind} {size}", request(global_batch_size=abs(size)), None, size < 0)
+        infeasible._Change(f"{kind} {size}", request(global_batch_size=abs(size)), kind, price, factor, None, size < 0)
         for kind, price, factor, size in made
     ]
     resorts: dict[int, bool] = {}

@@ -13,7 +13,7 @@ from kit.cost.estimate import Prediction
 from kit.cost.memory.peak import MemoryReport, StageMemory
 from kit.cost.reliability import Operation
 from kit.planner.compare import ComparedLayout
-from kit.planner.plan import Decision, Plan
+from kit.planner.plan import Alternative, Decision, Plan
 from kit.planner.request import Request
 from kit.report import html
 from kit.report.clusters import ClusterAnswer, cluster_table
@@ -62,11 +62,12 @@ DECISIONS = (
     Decision(rule="tp", chosen="2", why="pinned"),
     Decision(rule="seq_length", chosen="4096", why="of the model"),
 )  # fmt: skip
+BESIDE = (Alternative(layout="deepspeed, tp=2, dp=8, ZeRO-3, vp=2, micro batch 1 x 64", step_time_s=11.25),)
 
 
 def plan(
     layout: Changes | None = None, predicted: Changes | None = None, cluster: Changes | None = None,
-    decisions: tuple[Decision, ...] = (), **job: Any,
+    decisions: tuple[Decision, ...] = (), alternatives: tuple[Alternative, ...] = (), **job: Any,
 ) -> Plan:  # fmt: skip
     sizes = {"tp": 2, "pp": 2, "dp": 4, "zero_stage": 1, "gradient_accumulation_steps": 128, **(layout or {})}
     return Plan(
@@ -76,11 +77,13 @@ def plan(
         layout=Layout(engine="megatron", implementation="local", **sizes),
         predicted=dataclasses.replace(PREDICTED, **(predicted or {})),
         decisions=decisions,
+        alternatives=alternatives,
     )
 
 
 def test_the_first_screen() -> None:
-    assert summary(view_of(plan(decisions=DECISIONS)), ("kit emit", "kit explain"), 130, str.upper).splitlines() == [
+    view = view_of(plan(decisions=DECISIONS, alternatives=BESIDE))
+    assert summary(view, ("kit emit", "kit explain"), 130, str.upper).splitlines() == [
         "llama-3.1-8b · 8.03B parameters · pretraining · 16 × H100 (2 × p5.48xlarge) · bf16 · 4,096 tokens · "
         "512 sequences a step",
         "",

@@ -9,12 +9,12 @@ import pytest
 
 from kit.cost.memory.peak import MemoryReport, peak
 from kit.errors import PlanError, SpecError
-from kit.planner import sweep as module
+from kit.planner import make_plan as module
 from kit.planner.calibration import Calibration, Residual
-from kit.planner.make_plan import fastest_plan
+from kit.planner.make_plan import NO_TIME, fastest_plan, plan_that_ends
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import NO_TIME, Outcome, Variant, plan_that_ends, sweep
+from kit.planner.sweep import Outcome, Variant, sweep
 from kit.report import largest_model
 from kit.report.clusters import compare_clusters
 from kit.specs.catalog import load_model, parse_cluster
@@ -44,14 +44,14 @@ def test_each_variant_has_its_own_outcome_in_their_order() -> None:
     variants = batches(4, 3, 5, 1)
     refused = Outcome(variants[1], None, "3 is refused\nwith a second line")
     outcomes = [Outcome(variants[0], 40), refused, Outcome(variants[2], None), Outcome(variants[3], 10)]
-    assert list(sweep(variants, lambda asked: number(asked, seen))) == outcomes
+    assert list(sweep(variants, lambda each: number(each.request, seen))) == outcomes
     assert seen == [4, 3, 5, 1]
     refusal(SpecError, list, sweep(variants, Mock(side_effect=SpecError("a value that is not one"))))
 
 
 def test_nothing_is_asked_before_it_is_read() -> None:
     seen: list[int] = []
-    outcomes = sweep(iter(batches(4, 2, 1)), lambda asked: number(asked, seen))
+    outcomes = sweep(iter(batches(4, 2, 1)), lambda each: number(each.request, seen))
     assert (seen, next(outcomes).found, seen) == ([4], 40, [4])
     assert next(outcomes).variant.label == "batch 2"
     assert seen == [4, 2]
@@ -61,9 +61,9 @@ def test_a_larger_model_is_not_asked_after_one_that_does_not_fit(monkeypatch: py
     memory = peak(BASE.workload(fastest_plan(BASE).layout))
     seen: list[tuple[str, bool]] = []
 
-    def fits(asked: Request) -> MemoryReport | None:
-        seen.append((asked.model.name, asked.job.lora is None))
-        return None if asked.model.name == largest_model.SIZES[1] and asked.job.lora is None else memory
+    def fits(each: Variant) -> MemoryReport | None:
+        seen.append((each.label, each.request.job.lora is None))
+        return None if seen[-1] == (largest_model.SIZES[1], True) else memory
 
     monkeypatch.setattr(largest_model, "_memory", fits)
     found = largest_model.largest_models(BASE.cluster, BASE.job, Pins())
@@ -84,7 +84,7 @@ def test_a_plan_that_never_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
         return replace(plan, predicted=predicted)
 
     monkeypatch.setattr(module, "fastest_plan", failing)
-    (never,) = sweep([Variant("never", BASE)], plan_that_ends)
+    (never,) = sweep([Variant("never", BASE)], lambda each: plan_that_ends(each.request))
     assert (never.found, never.why_none) == (None, NO_TIME)
     (row,) = compare_clusters(BASE, {"eight": BASE.cluster})  # a loss of accuracy would not help
     assert (row.cluster, row.layout, row.days, row.why_none) == ("eight", None, None, NO_TIME)

@@ -26,10 +26,10 @@ from kit.specs.recipe import Recipe, recipe_of_document
 from kit.specs.strict_yaml import Document
 from kit.units import human_seconds
 from tests.planning.shapes import by_hand
-from tests.planning.test_printed import DECISIONS, plan, stage
+from tests.planning.test_printed import BESIDE, DECISIONS, plan, stage
 
 ALIKE = Decision(rule="next", chosen="", why="", rejected=("torch, dp=16, FSDP2, micro batch 1 x 32: +3.0%, 1 GiB",))
-GIVEN = plan(decisions=(*DECISIONS, ALIKE))
+GIVEN = plan(decisions=(*DECISIONS, ALIKE), alternatives=BESIDE)
 STEP_S = {"compute": 6.0, "tensor parallel": 2.0, "data parallel": 1.5, "pipeline bubble": 0.495, "optimizer": 0.005}
 test_value = by_hand([
     ("sizes", lambda: operator.attrgetter("parameters", "nodes", "usable_gib")(view_of(GIVEN)),

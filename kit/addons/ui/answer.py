@@ -16,10 +16,10 @@ from kit.emit.run_directory import files_of
 from kit.errors import PlanError, SpecError
 from kit.planner.compare import ComparedLayout, Comparison
 from kit.planner.fallbacks import without_loss
-from kit.planner.make_plan import fastest_plan
+from kit.planner.make_plan import fastest_plan, plan_that_ends
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import Variant, plan_that_ends, sweep
+from kit.planner.sweep import Variant, sweep
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
 from kit.report.view import PlanView, of_a_billion, usd_per_hour, view_of
@@ -149,7 +149,7 @@ def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
     cluster than the recipe's, layouts count that lose no accuracy."""
     pins = recipe.layout if cluster == recipe.cluster else without_loss(recipe.layout)
     request = Request(model=recipe.model, cluster=cluster, job=of_a_billion(recipe.job), pins=pins)
-    found = next(sweep([Variant("", request)], plan_that_ends)).found
+    found = next(sweep([Variant("", request)], lambda each: plan_that_ends(each.request))).found
     if found is None or (days := found.predicted.total_days) is None:
         return None
     hourly = usd_per_hour(cluster)

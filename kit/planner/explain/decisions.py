@@ -10,7 +10,7 @@ from kit.cost.hardware import runs_rocm, usable_gib
 from kit.cost.time.step import StepTimer
 from kit.planner.candidates import fast_paths
 from kit.planner.explain.notes import fallback, faster_with_fewer, notes
-from kit.planner.plan import Decision
+from kit.planner.plan import Alternative, Decision
 from kit.planner.request import Request
 from kit.planner.rules import is_legal
 from kit.planner.search import (
@@ -28,7 +28,7 @@ from kit.planner.search import (
     that_fit,
 )
 from kit.specs.cluster import ClusterSpec
-from kit.specs.layout import DEFAULTS, ENGINES, Layout, describe, engine_name
+from kit.specs.layout import DEFAULTS, ENGINES, EngineName, Layout, describe, engine_name
 from kit.specs.validation import changed
 from kit.units import human_seconds
 
@@ -78,10 +78,8 @@ def _engine(request: Request, result: SearchResult, best: Candidate) -> Decision
     if request.pins.engine is not None:
         return Decision(rule="engine", chosen=chosen, why="pinned")
     rejected = []
-    for engine in (engine for engine in ENGINES if engine != chosen):
-        others = [candidate for candidate in result.considered if candidate.layout.engine == engine]
-        if others:
-            other = min(eligible(others, request) or others, key=_rank)
+    for engine, other in _best_of_others(request, result, best).items():
+        if other is not None:
             behind = "" if other.step_time_s is None else f"{other.step_time_s / step_s(best) - 1:+.1%}, "
             cost = f"{behind}{_cost_of(other, request.cluster)}{_fast_path(request, other)}"
             rejected.append(f"{describe(other.layout)}: {cost}")
@@ -90,6 +88,26 @@ def _engine(request: Request, result: SearchResult, best: Candidate) -> Decision
             rejected += [f"{engine}: {violation}" for violation in broken[:1]]
     return Decision(
         rule="engine", chosen=chosen, why=_reason(eligible(result.considered, request), best), rejected=tuple(rejected)
+    )
+
+
+def _best_of_others(request: Request, result: SearchResult, best: Candidate) -> dict[EngineName, Candidate | None]:
+    """Each other engine → its best layout, which may not fit; None without a legal one."""
+    engines = (engine for engine in ENGINES if engine != best.layout.engine)
+    legal = {engine: [each for each in result.considered if each.layout.engine == engine] for engine in engines}
+    return {
+        engine: min(eligible(layouts, request) or layouts, key=_rank, default=None) for engine, layouts in legal.items()
+    }
+
+
+def alternatives(request: Request, result: SearchResult) -> tuple[Alternative, ...]:
+    """Layouts of the engines that ``result.best`` does not use; none where one is pinned."""
+    assert result.best is not None
+    found = {} if request.pins.engine else _best_of_others(request, result, result.best)
+    return tuple(
+        Alternative(layout=describe(other.layout), step_time_s=other.step_time_s)
+        for other in found.values()
+        if other is not None and other.step_time_s is not None
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
@@ -20,6 +20,7 @@ from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
 from kit.planner.rules.deepspeed import NODE_CAPACITY
 from kit.planner.search import Candidate, SearchResult, can_fit, illegal, layouts_with, search, step_s, that_fit
+from kit.planner.sweep import Variant, sweep
 from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
@@ -124,16 +125,15 @@ class _Cost(IntEnum):
     GPUS = 5
 
 
-class _Change(NamedTuple):
-    """A changed request that may have a layout that fits."""
+@dataclass(frozen=True)
+class _Change(Variant):
+    """A changed request that may have a layout that fits; the label says what to type."""
 
     kind: str
     """Kind of change. kit names only the smallest change of each kind that helps."""
     cost: _Cost
     factor: float
     """Size of the change: the factor by which a number of the request grows or shrinks; 1 if no number changes."""
-    text: str
-    request: Request
     among: Sequence[Layout] | None = None
     """The layouts that the change can make fit; None: any."""
     fallbacks: bool = False
@@ -148,16 +148,17 @@ def changes_that_fit(request: Request, considered: Sequence[Candidate], fallback
     whether they count once a pin is removed, and what costs accuracy is named; after other changes they never count.
     """
 
-    def helping() -> Iterator[str]:
-        helped: set[str] = set()
-        for change in sorted(_changes(request, considered), key=lambda change: (change.cost, change.factor)):
-            resorts = fallbacks and change.fallbacks
-            if change.kind not in helped and can_fit(change.request, change.among, resorts):
-                helped.add(change.kind)
-                yield change.text
+    def helps(change: _Change) -> bool:
+        return can_fit(change.request, change.among, fallbacks and change.fallbacks)
 
-    found = tuple(itertools.islice(helping(), MOST_CHANGES))
-    return (*found, *_with_loss_of_accuracy(request)) if fallbacks else found
+    found: dict[str, str] = {}
+    changes = sorted(_changes(request, considered), key=lambda change: (change.cost, change.factor))
+    for outcome in sweep((change for change in changes if change.kind not in found), helps):
+        if outcome.found:
+            found[outcome.variant.kind] = outcome.variant.label
+        if len(found) == MOST_CHANGES:
+            break
+    return (*found.values(), *_with_loss_of_accuracy(request)) if fallbacks else (*found.values(),)
 
 
 def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Change]:
@@ -168,7 +169,7 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
         if value is not None:
             text = f"layout.{field.name} left to the planner instead of {value}"
             free = replace(request, pins=pins.but(**{field.name: None}))
-            yield _Change(field.name, _Cost.NOTHING, 1.0, text, free, fallbacks=True)
+            yield _Change(text, free, field.name, _Cost.NOTHING, 1.0, fallbacks=True)
     yield from _fallbacks_on_the_host(request)
     yield from _other_jobs(request)
     yield from _memory_of_a_node(request)
@@ -183,7 +184,7 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
             # Those of ``considered`` that fit have a last resort.
             short = (each for each in considered if each.step_time_s is None)
             fitting = [each.layout for each in short if each.peak_gib <= usable_gib(gpu)]
-            yield _Change("gpu", _Cost.GPUS, factor, text, larger, fitting)
+            yield _Change(text, larger, "gpu", _Cost.GPUS, factor, fitting)
 
 
 def _with_loss_of_accuracy(request: Request) -> Iterator[str]:
@@ -200,7 +201,7 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
     batch, length = job.global_batch_size, job.seq_length
 
     def change(kind: str, cost: _Cost, factor: float, text: str, **values: Any) -> _Change:
-        return _Change(kind, cost, factor, text, replace(request, job=replace(job, **values)))
+        return _Change(text, replace(request, job=replace(job, **values)), kind, cost, factor)
 
     for factor in (2, 4, 8):
         larger = factor * batch
@@ -233,7 +234,7 @@ def _memory_of_a_node(request: Request) -> Iterator[_Change]:
     needs = [_node_gib(w) for w in map(request.workload, short) if peak_gib(w) <= usable_gib(cluster.gpu)]
 
     def change(kind: str, cost: _Cost, factor: float, text: str, **values: Any) -> _Change:
-        return _Change(kind, cost, factor, text, replace(request, cluster=replace(cluster, **values)), short)
+        return _Change(text, replace(request, cluster=replace(cluster, **values)), kind, cost, factor, short)
 
     if hosts := [math.ceil(needed / HOST_SHARE) for needed, disk in needs if disk <= (disks or 0.0)]:
         least = min(hosts)
@@ -266,7 +267,7 @@ def _fallbacks_on_the_host(request: Request) -> Iterator[_Change]:
             taken = {**fallback.pins} | {name: getattr(layout, name) for name in fallback.steps}
             told = replace(request, cluster=replace(request.cluster, host_ram_gib=float(least)))
             asked = replace(told, pins=told.pins.but(**taken))
-            yield _Change("last_resort", _Cost.TOLD, 1.0, text, asked)
+            yield _Change(text, asked, "last_resort", _Cost.TOLD, 1.0)
 
 
 def _more_gpus(request: Request) -> Iterator[_Change]:
@@ -285,13 +286,13 @@ def _more_gpus(request: Request) -> Iterator[_Change]:
             usual = parse_cluster(f"{gpus}x{cluster.gpu.name}").name == cluster.name
             named = f"cluster={gpus}x{cluster.gpu.name}" if usual else f"{gpus} GPUs of a {cluster.name}"
             text = f"{named} instead of {cluster.num_gpus}"
-            yield _Change("nodes", _Cost.GPUS, gpus / cluster.num_gpus, text, replace(request, cluster=more))
+            yield _Change(text, replace(request, cluster=more), "nodes", _Cost.GPUS, gpus / cluster.num_gpus)
     for nodes in doubled(2 * cluster.num_nodes, _MOST_NODES if cluster.inter_node_gbytes_per_s else 0):
         gpus = nodes * whole.gpus_per_node
         named = f"cluster.num_nodes={nodes}" if whole is cluster else f"cluster={cluster.name}:{nodes}"
         text = f"{named} ({gpus} GPUs) instead of {cluster.num_nodes}"
         more = replace(whole, num_nodes=nodes)
-        yield _Change("nodes", _Cost.GPUS, gpus / cluster.num_gpus, text, replace(request, cluster=more))
+        yield _Change(text, replace(request, cluster=more), "nodes", _Cost.GPUS, gpus / cluster.num_gpus)
 
 
 def _is_larger(gpu: GpuSpec, own: GpuSpec) -> bool:
