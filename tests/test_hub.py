@@ -96,6 +96,7 @@ REFUSED: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.everyday("missing", "gated", "large", "empty", "no network", "no hub")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_fetched_is_one_line(case: str, place: Place) -> None:
     model, variables, said = REFUSED[case]

@@ -73,7 +73,6 @@ CHANGES = {
     "Ulysses, 3 to AutoTP, 0",
     "AutoTP on four, 3 to 1",
     "fused experts, 3 to 2",
-    "Megatron on four, 0 to 2",
     "Megatron on four, 1 to Megatron, 3",
     "bf16, 0",
     "bf16 state, 3",

@@ -150,7 +150,6 @@ def compare(references, case, fault=None, packed=False, eps=cases.EPS):
     "tp2-sp-ep2-deepseek",
     "tp2-sp-ep2-gpt-oss",
     "tp2-sp-tied-granite",
-    "tp4-five-tokens",
     "dp2-pp2-vp2-distributed-optimizer-tied-qwen3",
 )
 @pytest.mark.parametrize("name", CASES)

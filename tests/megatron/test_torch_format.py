@@ -53,7 +53,7 @@ def written(references, tmp_path_factory):
     return write
 
 
-@pytest.mark.everyday("tp2-pp2", "tp2-bf16", "pp2-vp2")
+@pytest.mark.everyday("tp2-pp2", "pp2-vp2")
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_tensor_is_the_one_that_the_engine_has(written, tmp_path, name):
     _, directory, root, _ = written(name)

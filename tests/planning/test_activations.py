@@ -148,7 +148,7 @@ def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.everyday("autocast-qwen3", "fp32-phi3", "zero1-opt")
+@pytest.mark.everyday("autocast-qwen3", "fp32-phi3")
 @pytest.mark.parametrize("family", [*FIRST, "gpt2", "gemma", "gemma3_text", "olmo2", "starcoder2", "gpt_neox", "opt"])
 @pytest.mark.parametrize(
     ("layout", "precision"),

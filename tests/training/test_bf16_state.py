@@ -34,6 +34,7 @@ def plan(name: str = "adamw", precision: str = "bf16", clip: float = 0.3, **layo
     return tiny.plan(job=job, **layout)
 
 
+@pytest.mark.everyday("adamw-one process", "adamw-DDP", "adamw-8bit-FSDP2")
 @pytest.mark.parametrize(
     ("name", "layout"), [*(("adamw", each) for each in LAYOUTS), ("adamw-8bit", "one process"), ("adamw-8bit", "FSDP2")]
 )

@@ -111,8 +111,11 @@ def test_a_batch_ramp_must_fit_the_smaller_world_too(tmp_path):
     assert "batch_ramp" in refusal(SpecError, lambda: on_started(dataclasses.replace(rundir, run=odd), 16, 1))
 
 
+@pytest.mark.everyday("ended", "stopped", "half a file")
 @pytest.mark.parametrize(
-    ("summary", "code"), [('{"stopped": null}', 0), ('{"stopped": "SIGTERM"}', 75), ("{", 75), (None, 75)]
+    ("summary", "code"),
+    [('{"stopped": null}', 0), ('{"stopped": "SIGTERM"}', 75), ("{", 75), (None, 75)],
+    ids=["ended", "stopped", "half a file", "no file"],
 )
 def test_a_node_that_the_layout_cannot_use_waits_for_the_end(tmp_path, summary, code):
     """A summary of an earlier start does not count; one of a stopped run neither, which torchrun starts again."""

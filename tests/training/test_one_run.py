@@ -75,7 +75,8 @@ def test_a_rank_ends_with_the_launcher_of_its_launcher():
     assert not rank.is_running()
 
 
-@pytest.mark.parametrize("names", [("a-job-script", "deepspeed.launcher.launch"), ("a-job-script",)])
+@pytest.mark.everyday("a-job-script deepspeed.launcher.launch")
+@pytest.mark.parametrize("names", [("a-job-script", "deepspeed.launcher.launch"), ("a-job-script",)], ids=" ".join)
 def test_who_started_the_launcher_may_go(names):
     """And a rank without a launcher is left alone."""
     shell = start(*names, seconds=2)

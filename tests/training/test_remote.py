@@ -379,6 +379,7 @@ def test_a_process_that_dies_is_started_again_and_what_is_not_done_is_said(tmp_p
 # Hosts
 
 
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_copy_is_complete_when_every_host_has_copied(tmp_path, saved, remote, failing):
     """The process of one host dies at first."""

@@ -219,6 +219,7 @@ def test_an_index_of_before_is_not_used(tmp_path, s3):
     assert IndexedTokens(put(tmp_path / "b", "x")).sequence_lengths.tolist() == [1, 3]
 
 
+@pytest.mark.everyday("bucket/sets-.idx", "other-.bin")
 @pytest.mark.parametrize(("prefix", "suffix"), [("bucket/sets", ".bin"), ("bucket/sets", ".idx"), ("other", ".bin")])
 def test_a_missing_object(s3, address, prefix, suffix):
     boto3.client("s3").delete_object(Bucket="bucket", Key=f"sets/a{suffix}")

@@ -239,9 +239,7 @@ TWO = {
 """Name → family, sizes, layout."""
 
 
-@pytest.mark.everyday(
-    "DDP, capped logits, chunked loss", "stage 2, experts", "stage 3, on the host", "stage 3, uneven, all flags"
-)
+@pytest.mark.everyday("DDP, capped logits, chunked loss", "stage 2, experts", "stage 3, uneven, all flags")
 @pytest.mark.parametrize(("family", "sizes", "layout"), TWO.values(), ids=TWO)
 def test_two_processes_agree_with_one(tmp_path, family, sizes, layout):
     """Masked labels differ from rank to rank, so a mean of per-rank means would not pass. FSDP2 really shards: ranks
