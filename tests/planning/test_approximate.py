@@ -26,6 +26,7 @@ from kit.specs import counting, strict_yaml
 from kit.specs.approximate import approximated
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog.rows import rows
+from kit.specs.families import FAMILIES, Family
 from kit.specs.huggingface import model_from_config, read_config
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
@@ -54,6 +55,15 @@ def test_parameters_are_those_of_the_model_that_the_engine_builds(name: str) -> 
     model = approximated({"model_type": name}, described({"model_type": name}), name, "default")
     assert AutoConfig.for_model(name).model_type == model.model_type
     assert count(model).total == sum(map(math.prod, parameter_shapes(model).values())) == KEPT[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "phi3", "gpt_neox", "gpt_oss", "bloom"])
+def test_traits_are_seen_as_those_of_a_family_that_is_described(name: Family) -> None:
+    found = described({"model_type": name, **SMALL})["traits"]
+    assert found == {
+        trait: getattr(FAMILIES[name], trait)
+        for trait in ("norm", "norm_placement", "qk_norm", "fused_attention", "attention_sinks", "fused_qkv")
+    }
 
 
 @pytest.mark.slow

@@ -360,6 +360,7 @@ def test_a_change_in_figures_of_both_plans() -> None:
     assert WhatIf("x", shorter, "no pins").text(plan()).startswith("what if x, no pins: megatron")
     assert WhatIf("x", None, "why\nnot").text(plan()) == "what if x: no plan\n  why\n  not"
     assert "days" not in WhatIf("x", faster, "").text(plan(predicted={"days": None, "cost_usd": None}))
+    assert "shares" not in WhatIf("x", plan(), "").text(plan())
 
 
 @pytest.mark.parametrize(

@@ -332,8 +332,10 @@ def test_the_cause_is_named_as_far_as_it_is_known(value, weight, factor, why):
 def test_the_weights_of_a_module_are_its_own():
     """A container is not blamed for what a part of it has."""
     broken = torch.nn.Sequential(Fails([math.nan], 1.0))
-    assert handler._because(broken, [torch.ones(1)]) == "though its inputs and weights are"
-    assert handler._because(broken[0], [torch.ones(1)]) == "and neither is its weight"
+    good, bad = torch.ones(1), torch.full((1,), math.inf)
+    assert [handler._because(*case) for case in ((broken, [good]), (broken[0], [good]), (broken, [good, bad]))] == [
+        "though its inputs and weights are", "and neither is its weight", "and neither is its input"
+    ]  # fmt: skip
 
 
 def test_what_is_looked_at_is_numbers_with_a_point():

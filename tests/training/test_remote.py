@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -19,6 +20,7 @@ from kit.engines.collective import rank
 from kit.errors import CheckpointError, KitError, SpecError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import uploads
+from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.files import FileRecord, checked_files, record_of, with_checksum
 from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.upload import share
@@ -198,6 +200,16 @@ def test_at_the_start(tmp_path, s3, capsys, monkeypatch):
     lose(rundir)
     for resume, failed in (("auto", "listing"), (None, "writing")):
         assert f"{failed} s3://bucket/runs/a failed" in runs.run_failing(rundir, resume=resume)
+
+
+def test_checkpoints_here_are_candidates_without_the_storage(saved, remote, monkeypatch):
+    """The local one before its copy. With nothing here a run would begin again."""
+    here, gone = (RunCheckpoints(root, tiny.plan(), 1, remote=remote)._candidates for root in (saved, saved / "gone"))
+    assert (copied(saved, remote.address).events(), here(), gone()) == (
+        ["checkpoint uploaded"], [(2, False), (2, True)], [(2, True)]
+    )  # fmt: skip
+    monkeypatch.setattr(RemoteCheckpoints, "steps", Mock(side_effect=CheckpointError("listing failed")))
+    assert (here(), refusal(CheckpointError, gone)) == ([(2, False)], "listing failed")
 
 
 @runs.one_process

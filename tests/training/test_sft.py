@@ -250,6 +250,7 @@ def test_rows_of_a_pack_begin_at_position_0_and_padding_is_a_document_of_its_own
         "squared_lengths": 9 + 4 + 16,
     }
     assert packed([[row(1, 3)]], 16, multiple=16).input_ids.shape == (1, 16)
+    assert MicroBatch(torch.zeros(2, 16), torch.zeros(2, 16)).attended == 2 * 16 * 16, "text: all of a row"
 
 
 def test_pairs_are_padded_on_both_sides():

@@ -167,7 +167,6 @@ def fp8_weights(w: Workload) -> str | None:
     reasons = {
         f"precision={job.precision}; use fp8": job.precision != "fp8",
         f"zero_stage={layout.zero_stage}; use zero_stage=1": layout.zero_stage != 1,
-        "LoRA, whose weights nobody gathers": job.lora is not None,
     }
     return first(reasons, "fp8_param_gather=true with {}, or leave it out")
 
