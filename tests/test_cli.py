@@ -102,6 +102,8 @@ BAD: list[tuple[tuple[str, ...], list[str]]] = [
     ((*LLAMA, "H100:8"), ["did you mean 8xH100?"]),
     ((*LLAMA, "A100 x 2"), ["did you mean 2xA100-40 or 2xA100-80?"]),
     ((*PLAN, "--sft"), ["write --objective sft"]),
+    ((*PLAN, "--deepspeed"), ["write --engine deepspeed"]),
+    ((*PLAN, "--muon"), ["write --optimizer muon"]),
     ((*PLAN, "--seq-length", "4k"), ["write the digits"]),
     ((*PLAN, "--seq-length", "2.5"), ["whole number"]),
     ((*PLAN, "--seq-length", "0"), ["at least 1"]),

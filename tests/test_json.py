@@ -16,13 +16,16 @@ from tests.support.assets import prepare
 from tests.support.files import files_in
 from tests.support.refusals import refusal
 
-RECIPE = str(Path(__file__).resolve().parents[1] / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml")
+RECIPE, LARGER = (
+    str(Path(__file__).resolve().parents[1] / "recipes" / f"{name}.yaml")
+    for name in ("tiny-llama-pretrain-zero3-2xcpu", "llama-3.1-8b-sft-zero2-8xh100")
+)
 MODEL = ("llama-3.2-1b", "--gpus", "8xH100")
 COMMANDS = {
     "plan": [("plan", *MODEL), ("plan", RECIPE)],
     "plan --clusters": [("plan", MODEL[0], "--clusters", "8xH100,1xT4", "--price", "8xH100=9")],
     "explain": [("explain", *MODEL, "layout.tp=2", "--what-if", "cluster=2xH200", "--what-if", "layout.tp=3")],
-    "memory": [("memory", *MODEL), ("memory", "llama-3.1-405b", "--gpus", "1xH100")],
+    "memory": [("memory", *MODEL), ("memory", LARGER, "cluster=1xRTX-4090")],
     "memory --largest": [("memory", "--largest", "--gpus", "1xRTX-4090")],
     "recipes list": [("recipes", "list")],
     "emit": [("emit", RECIPE, "--out", "run")],
@@ -37,7 +40,7 @@ COMMANDS = {
 """Answer → commands that give one."""
 
 
-@pytest.mark.everyday("plan", "plan FILE")
+@pytest.mark.everyday("plan", "plan FILE", "memory")
 @pytest.mark.parametrize("command", all_answers())
 def test_an_answer_is_as_its_schema_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -76,8 +76,7 @@ def scaled_down(plan: Plan) -> ScaledDown:
     layout, replaced = _small(plan.layout)
     model = _tiny(plan.model, layout)
     job, replaced_in_job = _short(plan.job, layout)
-    names = [field.name for field in dataclasses.fields(Pins) if hasattr(layout, field.name)]
-    pins = Pins(**{name: getattr(layout, name) for name in names})
+    pins = Pins(**{field.name: getattr(layout, field.name) for field in dataclasses.fields(Pins)})
     in_bf16 = plan.job.precision != "fp32"
     kept = {
         name: getattr(plan.layout, name) for name in (*_OF_BF16, *(_STATE if plan.layout.bf16_stochastic_round else ()))
