@@ -22,7 +22,7 @@ LIMITS = {
     "trainings in tests": (Checkout.trainings, 79),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 17_498, "add-ons": 5_770, "tests": 17_500, "benchmarks": 3_992}
+STATEMENTS = {"core": 17_500, "add-ons": 5_770, "tests": 17_500, "benchmarks": 3_992}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",

@@ -124,7 +124,10 @@ def terminal() -> tuple[int, Callable[[str], str]]:
 
 
 def is_recipe(target: str) -> bool:
-    return target.endswith((".yaml", ".yml"))
+    """Whether it is a YAML file, or a plan as ``--json`` prints it."""
+    with contextlib.suppress(SpecError):
+        return target.endswith((".yaml", ".yml")) or (target.endswith(".json") and is_plan(Path(target)))
+    return False
 
 
 CONFIGS = "kit.configs"
