@@ -68,6 +68,7 @@ def test_files_and_floors_of_the_cost_model(checkout: Checkout) -> None:
     assert 0 < checkout.floors() <= 6
 
 
+@pytest.mark.everyday("plan")
 @pytest.mark.parametrize(
     ("words", "files", "returns"),
     [("plan llama-3.1-8b --gpus 8xH100", 55, 13), ("convert model {run}/checkpoints/step-00000006 --out {out}", 33, 9)],

@@ -207,6 +207,7 @@ def test_hostfiles(tmp_path: Path) -> None:
     assert "No such file" in refusal(SpecError, remote.read_hostfile, tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_a_listener_ends_with_its_input_or_its_time() -> None:
     """It accepts whoever comes while it waits, more than a queue holds; then it says what it could not reach."""
     words = [sys.executable, remote.SOCKETS, str(PORT)]
