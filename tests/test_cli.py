@@ -83,6 +83,7 @@ BAD: list[tuple[tuple[str, ...], list[str]]] = [
     ((*PLAN, "--engine", "megatorn"), ["megatorn", "megatron"]),
     (("plan", "none.yaml"), ["none.yaml", "No such file"]),
     (("plan", "none.yaml", "--deadline", "3"), ["a recipe names its own"]),
+    (("plan", "llama-3.1-8b", "--budget", "3"), ["give --total-tokens"]),
     (("plan", "none.yaml", "--price", "3"), ["--gpus or --clusters name"]),
     (("plan", "llama-3.1-8b", "--deadline", "-1"), ["deadline_days=-1", "above 0"]),
     (("plan", "llama-3.1-8b", "--by", "luck"), ["--by 'luck'", "gpus, money or time"]),

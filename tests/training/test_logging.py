@@ -215,9 +215,13 @@ def test_every_value_is_exported_under_its_name_and_on_the_dashboard():
     }
     assert {name: float(wire[name]) for name in expected} == expected
     own = 'engine="torch",model="tiny-llama"'
-    for line in (f'kit_group_gradient_norm{{{own},group="web"}}', f'kit_validation_set_loss{{{own},set="web"}}'):
+    for line in (
+        f'kit_group_gradient_norm{{{own},group="web"}}',
+        f'kit_validation_set_loss{{{own},set="web"}}',
+        f'kit_events_total{{{own},event="loss spike"}}',
+    ):
         assert sorted(re.split("[{,}]", line)) in [
-            sorted(re.split("[{,}]", each.split(" ")[0])) for each in text.split("\n")
+            sorted(re.split("[{,}]", each.rpartition(" ")[0])) for each in text.split("\n")
         ]
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert {

@@ -19,7 +19,7 @@ from kit.training.data.indexed import IndexedTokens
 from kit.training.data.prepared import is_raw, objective_of, prepared, samples_of
 from kit.training.data.segments import chat_of
 from tests.support.assets import prepare
-from tests.support.files import file_with
+from tests.support.files import file_with, files_in
 from tests.support.hostile import spoil
 from tests.support.refusals import refusal
 
@@ -146,9 +146,9 @@ def test_rows_are_the_same_from_every_kind_of_file(tmp_path):
     lines = written(tmp_path / "rows.jsonl", CHATS)
     table = datasets.Dataset.from_list(CHATS)
     table.save_to_disk(tmp_path / "saved")
-    (tmp_path / "list.json").write_text(json.dumps(CHATS, indent=1))
+    beside = dict.fromkeys(("shards/README.md", "saved/more/README.md"), "no rows")
+    files_in(tmp_path, {"list.json": json.dumps(CHATS, indent=1), **beside})
     shutil.copy(lines, tmp_path / "lines.json")
-    file_with(tmp_path / "shards" / "README.md", "no rows")
     written(tmp_path / "shards" / "b.jsonl", CHATS[2:])
     written(tmp_path / "shards" / "a.jsonl", CHATS[:2])
     pyarrow.parquet.write_table(table.data.table, tmp_path / "rows.parquet")
